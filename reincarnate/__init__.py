@@ -1,0 +1,1 @@
+"""Reincarnate: reuse a policy that somebody already trained instead of training from scratch."""

@@ -1,0 +1,392 @@
+"""Everything a run can be told: nested frozen dataclasses, four presets, JSON round trip.
+
+``RunConfig`` is what ``config.json`` holds. ``preset()`` gives the tables of docs/qdagger.md;
+``override()`` applies ``--set part.field=value`` and refuses unknown names with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from reincarnate.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Environments. None keeps what the teacher's EnvSpec says (or EnvSpec's default without a teacher)."""
+
+    id: str | None = None
+    backend: Literal["envpool", "gymnasium"] = "envpool"
+    num_envs: int = 16
+    sticky_probability: float | None = None  # 0..1
+    episodic_life: bool | None = None
+    reward_clip: bool | None = None
+    full_action_set: bool | None = None
+    noop_max: int | None = None
+    fire_reset: bool | None = None
+    max_agent_steps: int | None = None  # per game
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Whole games on the raw score, never cut short."""
+
+    games: int = 30
+    teacher_act: str = "auto"  # auto | greedy | sample | epsilon=X
+    student_act: str = "auto"
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Teacher rollouts into D_T."""
+
+    agent_steps: int = 500_000
+    epsilon_start: float = 0.05  # of a Q-value teacher; a policy teacher samples
+    epsilon_end: float = 0.05
+    epsilon_decay_agent_steps: int = 1
+    teacher_data: str | None = None  # a folder that holds a D_T; collects nothing
+
+
+@dataclass(frozen=True)
+class OfflineConfig:
+    """Training on D_T alone, at m = 1."""
+
+    updates: int = 500_000
+    target_update_every_updates: int = 2_000
+    evaluations: int = 10  # evaluation and snapshot, evenly spaced, the last one at the end
+
+
+@dataclass(frozen=True)
+class OnlineConfig:
+    """Training on D_S alone, with the annealed m."""
+
+    agent_steps: int = 10_000_000
+    learning_starts_agent_steps: int = 20_000
+    replay_capacity_agent_steps: int = 1_000_000
+    agent_steps_per_update: int = 4
+    epsilon_start: float = 0.01
+    epsilon_end: float = 0.01
+    epsilon_decay_agent_steps: int = 1
+    target_update_every_agent_steps: int = 8_000
+    evaluations: int = 10
+
+
+@dataclass(frozen=True)
+class TdConfig:
+    """Temporal-difference loss."""
+
+    n_step: int = 3
+    loss: Literal["huber", "mse"] = "huber"
+    discount: float = 0.99
+    double_q: bool = False
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """lambda_0 * m * KL(pi_T || pi_S), pi = softmax(outputs / temperature)."""
+
+    coefficient: float = 3.0  # lambda_0
+    student_temperature: float = 0.1
+    teacher_temperature: float | None = None  # None: 0.1 for Q-values, 1.0 for policy logits
+    window_games: int = 20  # K, the games behind G_student
+    stop_fraction: float = 0.6  # t0 as a fraction of the online phase; m is 0 from there on
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam. The learning rate is m * learning_rate + (1 - m) * learning_rate_final."""
+
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    learning_rate_final: float = 1e-5
+    adam_eps: float = 1.5e-4
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """The machine, not the method."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    buffer: Literal["auto", "ram", "cuda", "disk"] = "auto"
+    checkpoint_every_seconds: float = 300.0
+    log_every_seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, complete."""
+
+    teacher: str | None = None  # a reference; None for a scratch student
+    student: str = "qdagger-dqn"
+    network: Literal["auto", "nature", "impala", "mlp"] = "auto"  # auto: impala for images, mlp for vectors
+    preset: str = "default"
+    seed: int = 1
+    env: EnvConfig = field(default_factory=EnvConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
+    online: OnlineConfig = field(default_factory=OnlineConfig)
+    td: TdConfig = field(default_factory=TdConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    system: SystemConfig = field(default_factory=SystemConfig)
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, nested by part."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Inverse of :meth:`to_dict`; unknown names raise UserError."""
+        return _build(cls, values, prefix="")
+
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "env.num_envs": 8,
+        "evaluate.games": 16,
+        "collect.agent_steps": 40_000,
+        "offline.updates": 2_500,
+        "offline.target_update_every_updates": 500,
+        "offline.evaluations": 1,
+        "online.agent_steps": 10_000,
+        "online.learning_starts_agent_steps": 1_000,
+        "online.replay_capacity_agent_steps": 10_000,
+        "online.target_update_every_agent_steps": 2_000,
+        "online.evaluations": 1,
+    },
+    "default": {},
+    "paper": {
+        "env.num_envs": 8,
+        "evaluate.games": 100,
+        "collect.agent_steps": 1_000_000,
+        "collect.epsilon_start": 0.01,
+        "collect.epsilon_end": 0.01,
+        "offline.updates": 1_000_000,
+        "online.agent_steps": 2_500_000,
+    },
+    "cleanrl": {
+        "env.num_envs": 1,
+        "evaluate.games": 10,
+        "collect.agent_steps": 500_000,
+        "collect.epsilon_start": 1.0,
+        "collect.epsilon_end": 0.01,
+        "collect.epsilon_decay_agent_steps": 500_000,
+        "offline.updates": 500_000,
+        "offline.target_update_every_updates": 1_000,
+        "online.agent_steps": 10_000_000,
+        "online.learning_starts_agent_steps": 80_000,
+        "online.epsilon_start": 1.0,
+        "online.epsilon_end": 0.01,
+        "online.epsilon_decay_agent_steps": 1_000_000,
+        "online.target_update_every_agent_steps": 1_000,
+        "td.n_step": 1,
+        "td.loss": "mse",
+        "distill.coefficient": 1.0,
+        "distill.student_temperature": 1.0,
+        "distill.teacher_temperature": 1.0,
+        "optimizer.learning_rate": 1e-4,
+        "optimizer.learning_rate_final": 1e-4,
+        "optimizer.adam_eps": 1e-8,
+    },
+}
+# What changes when there is no teacher: exploration starts at random, and the paper's own environment
+# applies (with a teacher, the teacher's environment wins).
+_SCRATCH: dict[str, dict[str, Any]] = {
+    "quick": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 2_000},
+    "default": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 250_000},
+    "paper": {
+        "online.epsilon_start": 1.0,
+        "online.epsilon_decay_agent_steps": 50_000,
+        "env.sticky_probability": 0.25,
+        "env.episodic_life": False,
+    },
+    "cleanrl": {},
+}
+PRESETS: tuple[str, ...] = tuple(_PRESETS)
+
+
+def preset(name: str, *, scratch: bool = False) -> RunConfig:
+    """The named preset; ``scratch``: for a student without a teacher.
+
+    Raises:
+        UserError: no preset of that name.
+    """
+    if name not in _PRESETS:
+        raise UserError(f"no preset {name!r}{_nearest(name, PRESETS)}; known: {', '.join(PRESETS)}")
+    return override(RunConfig(preset=name), _PRESETS[name] | (_SCRATCH[name] if scratch else {}))
+
+
+def override(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """Replace dotted fields, e.g. ``{"optimizer.batch_size": 64}``; text is parsed to the field's type.
+
+    Raises:
+        UserError: unknown name (with the nearest known one) or a value of the wrong type or range.
+    """
+    nested = config.to_dict()
+    for name, value in values.items():
+        part, _, leaf = name.rpartition(".")
+        known = field_names()
+        if name not in known:
+            raise UserError(
+                f"no setting {name!r}{_nearest(name, known)}; `reincarnate run --help` tells more"
+            )
+        target = nested[part] if part else nested
+        target[leaf] = _parse(name, value, known[name])
+    return RunConfig.from_dict(nested)
+
+
+def field_names() -> dict[str, Any]:
+    """Every dotted setting with its type."""
+    names: dict[str, Any] = {}
+    for name, annotation in typing.get_type_hints(RunConfig).items():
+        if dataclasses.is_dataclass(annotation):
+            hints = typing.get_type_hints(annotation)
+            names.update({f"{name}.{leaf}": hint for leaf, hint in hints.items()})
+        else:
+            names[name] = annotation
+    return names
+
+
+def dump_json(config: RunConfig) -> str:
+    """Indented JSON of the whole configuration."""
+    return json.dumps(config.to_dict(), indent=2)
+
+
+def _build(cls: type[T], values: Mapping[str, Any], prefix: str) -> T:
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(f"no setting {prefix + name!r}{_nearest(name, hints)}")
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{prefix}{name} holds settings of its own, not {value!r}")
+            arguments[name] = _build(typing.cast("type[Any]", hint), value, f"{prefix}{name}.")
+        else:
+            arguments[name] = _parse(prefix + name, value, hint)
+    return cls(**arguments)
+
+
+def _parse(name: str, value: Any, hint: Any) -> Any:
+    """Value of the hinted type, from text or from JSON."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        if value not in options:
+            raise UserError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+        return value
+    if isinstance(hint, types.UnionType):  # "X | None"
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return _parse(name, value, next(option for option in options if option is not types.NoneType))
+    try:
+        return _scalar(value, hint)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        raise UserError(f"{name} takes a value of type {hint.__name__}, got {value!r}") from None
+
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _scalar(value: Any, hint: type) -> Any:
+    if hint is bool:
+        if isinstance(value, str):
+            return _BOOLEANS[value.lower()]
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+    if hint is int:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(str(value).replace("_", ""))  # accepts 500_000 and 1e6
+        if number != int(number):
+            raise ValueError
+        return int(number)
+    if hint is float:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _nearest(name: str, known: typing.Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not close:  # the right leaf in the wrong part, or without any
+        leaf = name.rpartition(".")[2]
+        close = [full for full in names if full.rpartition(".")[2] == leaf][:1]
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_POSITIVE = (
+    "env.num_envs",
+    "evaluate.games",
+    "offline.target_update_every_updates",
+    "online.replay_capacity_agent_steps",
+    "online.agent_steps_per_update",
+    "online.target_update_every_agent_steps",
+    "td.n_step",
+    "distill.student_temperature",
+    "distill.window_games",
+    "optimizer.batch_size",
+    "optimizer.adam_eps",
+    "system.checkpoint_every_seconds",
+    "system.log_every_seconds",
+    "collect.epsilon_decay_agent_steps",
+    "online.epsilon_decay_agent_steps",
+)
+_NOT_NEGATIVE = (
+    "collect.agent_steps",
+    "offline.updates",
+    "offline.evaluations",
+    "online.agent_steps",
+    "online.learning_starts_agent_steps",
+    "online.evaluations",
+    "distill.coefficient",
+    "optimizer.learning_rate",
+    "optimizer.learning_rate_final",
+    "seed",
+)
+_UNIT = (
+    "collect.epsilon_start",
+    "collect.epsilon_end",
+    "online.epsilon_start",
+    "online.epsilon_end",
+    "td.discount",
+    "distill.stop_fraction",
+    "env.sticky_probability",
+)
+_POSITIVE_OR_NONE = ("distill.teacher_temperature", "env.noop_max", "env.max_agent_steps")
+
+
+def _validate(config: RunConfig) -> None:
+    def value(name: str) -> Any:
+        part, _, leaf = name.rpartition(".")
+        return getattr(getattr(config, part) if part else config, leaf)
+
+    rules = (
+        (_POSITIVE, lambda x: x > 0, "greater than 0"),
+        (_POSITIVE_OR_NONE, lambda x: x is None or x > 0, "greater than 0"),
+        (_NOT_NEGATIVE, lambda x: x >= 0, "0 or more"),
+        (_UNIT, lambda x: x is None or 0 <= x <= 1, "between 0 and 1"),
+    )
+    for names, holds, words in rules:
+        for name in names:
+            if not holds(value(name)):
+                raise UserError(f"{name} must be {words}, got {value(name)!r}")

@@ -1,0 +1,1 @@
+"""Losses: pure functions, batched in, per example out."""

@@ -1,0 +1,1 @@
+"""Networks of teachers and students."""

@@ -1,0 +1,1 @@
+"""Frame-once replay: lanes of rows, one lane per environment."""

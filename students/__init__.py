@@ -1,0 +1,1 @@
+"""Students: learners that turn batches into a better policy."""

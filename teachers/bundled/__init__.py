@@ -1,0 +1,1 @@
+"""Small teachers that ship with the package."""
