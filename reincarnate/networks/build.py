@@ -1,0 +1,72 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from reincarnate.errors import UserError
+from reincarnate.networks.impala import ImpalaTrunk
+from reincarnate.networks.mlp import MlpTrunk
+from reincarnate.networks.nature import NatureTrunk
+from reincarnate.networks.network import Network, Trunk, initialise
+
+NetworkName = Literal["nature", "impala", "mlp"]
+NETWORKS: dict[str, type[Trunk]] = {"nature": NatureTrunk, "impala": ImpalaTrunk, "mlp": MlpTrunk}
+
+
+def build_network(
+    name: str,
+    obs_shape: Sequence[int],
+    num_outputs: int,
+    *,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Network:
+    """A freshly drawn network; its state-dict names are part of the interface.
+
+    Args:
+        name: ``nature`` (``trunk.conv1 .conv2 .conv3 .fc``), ``impala`` (``trunk.sections.i.conv``,
+            ``trunk.sections.i.blocks.j.conv1 .conv2``, ``trunk.fc``) or ``mlp`` (``trunk.layers.i``); each
+            with ``.weight`` and ``.bias``, and ``head.weight``, ``head.bias``.
+        obs_shape: [frames, height, width] for images, [features] for mlp; without the batch.
+        num_outputs: Size of the last layer, one per action.
+        device: Where the parameters live.
+        generator: Draws the weights, on ``device``; None uses PyTorch's own.
+        **options: nature: ``hidden`` (512). impala: ``hidden`` (256), ``channels`` ((16, 32, 32)),
+            ``pool_padding`` (``torch`` | ``same``). mlp: ``hidden`` ((256, 256)), ``activation``
+            (``relu`` | ``tanh``). All are plain JSON values.
+
+    Raises:
+        UserError: unknown name or option, a shape that the network cannot take, an image too small.
+    """
+    if name not in NETWORKS:
+        raise UserError(f"no network {name!r}; known: {', '.join(NETWORKS)}")
+    _check(name, tuple(obs_shape), num_outputs, options)
+    with torch.device("meta"):  # draws nothing from the global generator
+        network = Network(NETWORKS[name](tuple(obs_shape), **options), num_outputs)
+    if torch.device(device).type != "meta":
+        network.to_empty(device=device)
+        initialise(network, generator)
+    return network
+
+
+def default_network(kind: Literal["atari", "vector"]) -> NetworkName:
+    """The student's network for an ``EnvSpec.kind``: impala for images, mlp for vectors."""
+    return "impala" if kind == "atari" else "mlp"
+
+
+def _check(name: str, obs_shape: tuple[int, ...], num_outputs: int, options: dict[str, Any]) -> None:
+    expected = "[features]" if name == "mlp" else "[frames, height, width]"
+    if len(obs_shape) != (1 if name == "mlp" else 3) or min(obs_shape) < 1:
+        raise UserError(f"the {name} network takes observations {expected}, got {list(obs_shape)}")
+    if num_outputs < 1:
+        raise UserError(f"a network needs at least one output, got {num_outputs}")
+    known = list(inspect.signature(NETWORKS[name]).parameters)[1:]
+    for option in options:
+        if option not in known:
+            raise UserError(f"the {name} network has no option {option!r}; known: {', '.join(known)}")
