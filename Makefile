@@ -1,0 +1,51 @@
+# The two commands of the README are `make demo` and `make test`; everything else serves them.
+PYTHON ?= python3
+VENV ?= .venv
+# CPU-only machines may point this at PyTorch's public CPU index: make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+DEMO_OUT ?= runs/demo
+TREE := build/tree
+
+.PHONY: demo test test-slow lint types format check clean
+
+demo: $(VENV)/.run-installed
+	$(BIN)/reincarnate run --teacher bundled/Breakout-dqn --student qdagger-dqn --preset quick --out $(DEMO_OUT)
+
+test: $(VENV)/.dev-installed
+	$(BIN)/pytest
+
+test-slow: $(VENV)/.dev-installed
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy and import-linter want the package as it is installed: one tree, with teachers/ and students/ inside.
+types: $(VENV)/.dev-installed
+	rm -rf $(TREE) && mkdir -p $(TREE)
+	cp -r reincarnate $(TREE)/reincarnate && cp -r teachers students $(TREE)/reincarnate/
+	cd $(TREE) && $(abspath $(BIN))/mypy --config-file $(abspath setup.cfg) -p reincarnate
+	cd $(TREE) && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(abspath setup.cfg)
+
+format: $(VENV)/.dev-installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: lint types test
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-installed: setup.cfg constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev-installed: setup.cfg constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .[test,oracles,lint]
+	touch $@ $(VENV)/.run-installed
+
+clean:
+	rm -rf build .venv *.egg-info

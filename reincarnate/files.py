@@ -1,0 +1,53 @@
+"""Files that are never half-written, and where artefacts are cached."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from reincarnate.errors import UserError
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write aside, flush to disk, rename: a reader sees the old file or the new one, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented JSON, atomically. NaN is refused: a missing value is null."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """JSON of a file.
+
+    Raises:
+        UserError: the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}); it is damaged") from None
+
+
+def cache_folder() -> Path:
+    """``$REINCARNATE_CACHE``, or ``reincarnate`` in the user's cache folder."""
+    explicit = os.environ.get("REINCARNATE_CACHE")
+    if explicit:
+        return Path(explicit).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reincarnate"

@@ -1,0 +1,137 @@
+import dataclasses
+
+import pytest
+
+from reincarnate import cli
+from reincarnate.config import PRESETS, RunConfig, field_names, override, preset
+from reincarnate.errors import UserError
+
+# The table of presets in docs/qdagger.md, row by row.
+TABLE = {
+    "env.num_envs": (8, 16, 8, 1),
+    "collect.agent_steps": (40_000, 500_000, 1_000_000, 500_000),
+    "collect.epsilon_start": (0.05, 0.05, 0.01, 1.0),
+    "collect.epsilon_end": (0.05, 0.05, 0.01, 0.01),
+    "offline.updates": (2_500, 500_000, 1_000_000, 500_000),
+    "offline.target_update_every_updates": (500, 2_000, 2_000, 1_000),
+    "offline.evaluations": (1, 10, 10, 10),
+    "online.agent_steps": (10_000, 10_000_000, 2_500_000, 10_000_000),
+    "online.learning_starts_agent_steps": (1_000, 20_000, 20_000, 80_000),
+    "online.replay_capacity_agent_steps": (10_000, 1_000_000, 1_000_000, 1_000_000),
+    "online.epsilon_start": (0.01, 0.01, 0.01, 1.0),
+    "online.epsilon_end": (0.01, 0.01, 0.01, 0.01),
+    "online.target_update_every_agent_steps": (2_000, 8_000, 8_000, 1_000),
+    "online.evaluations": (1, 10, 10, 10),
+    "online.agent_steps_per_update": (4, 4, 4, 4),
+    "td.n_step": (3, 3, 3, 1),
+    "td.loss": ("huber", "huber", "huber", "mse"),
+    "td.discount": (0.99, 0.99, 0.99, 0.99),
+    "distill.coefficient": (3.0, 3.0, 3.0, 1.0),
+    "distill.student_temperature": (0.1, 0.1, 0.1, 1.0),
+    "distill.teacher_temperature": (None, None, None, 1.0),
+    "distill.window_games": (20, 20, 20, 20),
+    "distill.stop_fraction": (0.6, 0.6, 0.6, 0.6),
+    "optimizer.batch_size": (32, 32, 32, 32),
+    "optimizer.learning_rate": (1e-4, 1e-4, 1e-4, 1e-4),
+    "optimizer.learning_rate_final": (1e-5, 1e-5, 1e-5, 1e-4),
+    "optimizer.adam_eps": (1.5e-4, 1.5e-4, 1.5e-4, 1e-8),
+    "evaluate.games": (16, 30, 100, 10),
+}
+
+
+def get(config: RunConfig, name: str) -> object:
+    part, _, leaf = name.rpartition(".")
+    return getattr(getattr(config, part) if part else config, leaf)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_presets_hold_the_documented_table(name: str) -> None:
+    assert (
+        tuple(get(preset(which), name) for which in ("quick", "default", "paper", "cleanrl")) == TABLE[name]
+    )
+
+
+def test_with_a_teacher_no_preset_touches_the_environment_but_its_number() -> None:
+    for name in PRESETS:
+        changed = dataclasses.replace(preset(name).env, num_envs=16)
+        assert changed == RunConfig().env
+
+
+def test_scratch_presets_explore_from_random_and_paper_brings_its_environment() -> None:
+    paper = preset("paper", scratch=True)
+    assert (paper.online.epsilon_start, paper.online.epsilon_decay_agent_steps) == (1.0, 50_000)
+    assert (paper.env.sticky_probability, paper.env.episodic_life) == (0.25, False)
+    assert preset("quick", scratch=True).online.epsilon_start == 1.0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("scratch", [False, True])
+def test_json_round_trip(name: str, scratch: bool) -> None:
+    config = override(preset(name, scratch=scratch), {"teacher": "a/b", "env.noop_max": "7"})
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("online.agent_steps", "1e6", 1_000_000),
+        ("online.agent_steps", "20_000", 20_000),
+        ("optimizer.learning_rate", "2.5e-4", 2.5e-4),
+        ("env.episodic_life", "false", False),
+        ("env.episodic_life", "none", None),
+        ("env.sticky_probability", "0.25", 0.25),
+        ("td.double_q", "true", True),
+        ("network", "nature", "nature"),
+    ],
+)
+def test_text_becomes_the_fields_type(name: str, text: str, expected: object) -> None:
+    assert get(override(preset("quick"), {name: text}), name) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"optimizer.batchsize": 1},
+            r"no setting 'optimizer.batchsize' \(did you mean 'optimizer.batch_size'\?\)",
+        ),
+        ({"batch_size": 1}, r"did you mean 'optimizer.batch_size'"),
+        ({"qqq": 1}, r"no setting 'qqq'"),
+        ({"td.loss": "l1"}, r"td.loss must be one of huber, mse, got 'l1'"),
+        ({"td.n_step": "three"}, r"td.n_step takes a value of type int, got 'three'"),
+        ({"td.n_step": "1.5"}, r"td.n_step takes a value of type int"),
+        ({"td.n_step": 0}, r"td.n_step must be greater than 0, got 0"),
+        ({"td.discount": 1.5}, r"td.discount must be between 0 and 1"),
+        ({"optimizer.learning_rate": "nan"}, r"optimizer.learning_rate must be 0 or more"),
+        ({"offline.updates": -1}, r"offline.updates must be 0 or more"),
+        ({"env.episodic_life": "maybe"}, r"env.episodic_life takes a value of type bool"),
+        ({"env.noop_max": "0"}, r"env.noop_max must be greater than 0"),
+        ({"online.agent_steps": "inf"}, r"online.agent_steps takes a value of type int"),
+    ],
+)
+def test_bad_settings_get_one_clear_line(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        override(preset("quick"), values)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match=r"no preset 'quik' \(did you mean 'quick'\?\); known: quick, default"
+    ):
+        preset("quik")
+
+
+def test_a_stored_config_with_an_unknown_name_is_refused() -> None:
+    values = preset("quick").to_dict()
+    values["td"]["lamda"] = 1
+    with pytest.raises(UserError, match=r"no setting 'td.lamda'"):
+        RunConfig.from_dict(values)
+
+
+def test_every_command_line_option_is_a_setting_and_a_parameter_of_run() -> None:
+    parameters = {parameter.name for parameter in cli.run.params}
+    for option, setting in cli.RUN_OPTIONS.items():
+        assert option in parameters
+        assert setting in field_names()
+    assert parameters == {*cli.RUN_OPTIONS, "teacher", "student", "preset", "settings", "out", "resume"}

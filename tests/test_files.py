@@ -1,0 +1,42 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from reincarnate import files
+from reincarnate.errors import UserError
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    files.write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_failed_rename_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(files.os, "replace", refuse)
+    with pytest.raises(OSError, match="disk full"):
+        files.write_bytes(tmp_path / "x", b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing.json does not exist"):
+        files.read_json(tmp_path / "nothing.json")
+    (tmp_path / "bad.json").write_text('{"a": ')
+    with pytest.raises(UserError, match=r"bad.json cannot be read as JSON"):
+        files.read_json(tmp_path / "bad.json")
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "mine"))
+    assert files.cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("REINCARNATE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert files.cache_folder() == tmp_path / "reincarnate"
