@@ -1,0 +1,30 @@
+"""What every reader takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from reincarnate.teachers.teacher import Reported, TeacherSpec
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What is known about a checkpoint besides its content."""
+
+    env_id: str | None = None  # said by the user (--env): wins over everything
+    source: str | None = None  # name of the repository or folder; None: of the folder that holds the file
+    exp_name: str | None = None  # script that wrote it, e.g. "dqn_atari_jax"
+    image_size: tuple[int, int] | None = None  # height, width, where the weights leave it open
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read, checked and brought to the canonical names and layouts."""
+
+    spec: TeacherSpec
+    state_dict: dict[str, Tensor]  # float32, named as reincarnate.networks names parameters
+    format: str  # one of FORMATS
+    reported: Reported | None = None  # a return claimed inside the file
+    assumed: dict[str, str] = field(default_factory=dict)  # EnvSpec field -> why this value is believed

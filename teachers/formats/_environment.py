@@ -1,0 +1,132 @@
+"""Which environment a checkpoint's weights assume, and why we believe it.
+
+CleanRL's files hold weights and no preprocessing. The environment's name comes from the user, from arguments
+stored in the file, or from the name of the repository or folder; its settings are those of CleanRL's scripts;
+sizes and action count are checked against the weights. Everything believed is recorded in ``assumed``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reincarnate.envs import env_spec
+from reincarnate.errors import UserError
+from reincarnate.teachers.formats._checkpoint import Hints
+from reincarnate.teachers.formats._weights import Weights
+from reincarnate.types import EnvSpec
+
+#: What CleanRL's Atari scripts set, through Stable-Baselines3's wrappers or through EnvPool alike.
+_CLEANRL_ATARI: dict[str, Any] = {
+    "frame_skip": 4,
+    "noop_max": 30,
+    "fire_reset": True,
+    "sticky_probability": 0.0,
+    "episodic_life": True,
+    "reward_clip": True,
+}
+_FULL_ACTION_SET = 18
+#: ``{env_id}-{exp_name}-seed1`` on the Hub, ``{env_id}__{exp_name}__1__{time}`` in CleanRL's runs folder.
+_RUN_NAME = re.compile(r"(?P<env>\w+?-v\d+)(?:(?:-|__)(?P<exp>[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*))?(?![\w])")
+#: ``Breakout-dqn``: a game without a version.
+_GAME_NAME = re.compile(r"(?P<game>[A-Za-z][A-Za-z0-9]*)(?:[-_]|$)")
+
+
+def cleanrl_environment(
+    path: Path, hints: Hints, weights: Weights, recorded: Mapping[str, Any]
+) -> tuple[EnvSpec, dict[str, str]]:
+    """The environment of CleanRL weights, and why each field is believed.
+
+    ``recorded`` holds the script's arguments, where the file has them.
+
+    Raises:
+        UserError: nothing tells the environment, or it does not go with the weights.
+    """
+    is_image = len(weights.obs_shape) == 3
+    env_id, why = _env_id(path, hints, recorded, is_image)
+    overrides, assumed = {}, {"env_id": why}
+    if is_image:
+        believed = f"CleanRL's {_script(path, hints, recorded) or 'Atari scripts'}"
+        overrides = _CLEANRL_ATARI | {"obs_shape": weights.obs_shape}
+        assumed |= dict.fromkeys(_CLEANRL_ATARI, believed)
+        if weights.image_sides:
+            low, high = weights.image_sides
+            assumed["obs_shape"] = f"{believed}; the weights fit square images of {low} to {high} pixels"
+    env = fit_environment(path, env_id, weights.obs_shape, weights.num_outputs, overrides)
+    if env.full_action_set:
+        assumed["full_action_set"] = f"the network has {weights.num_outputs} outputs"
+    return env, assumed
+
+
+def fit_environment(
+    path: Path, env_id: str, obs_shape: tuple[int, ...], num_outputs: int, overrides: Mapping[str, Any]
+) -> EnvSpec:
+    """The EnvSpec of ``env_id`` with ``overrides``, checked against a network's input and output.
+
+    Raises:
+        UserError: unknown environment, wrong kind or size of observation, wrong action count.
+    """
+    try:
+        env = env_spec(env_id)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    image = len(obs_shape) == 3
+    if image != (env.kind == "atari") or (not image and env.obs_shape != obs_shape):
+        raise UserError(
+            f"{path}: the network takes observations of shape {list(obs_shape)}, {env.env_id} gives "
+            f"{list(env.obs_shape)}; name the right environment with --env"
+        )
+    settings = dict(overrides)
+    if num_outputs != env.num_actions and image and num_outputs == _FULL_ACTION_SET:
+        settings["full_action_set"] = True
+    fitted = env_spec(env_id, **settings)
+    if fitted.num_actions != num_outputs:
+        raise UserError(
+            f"{path}: wrong action count: the network has {num_outputs} outputs, {env.env_id} has "
+            f"{env.num_actions} actions; name the right environment with --env"
+        )
+    return fitted
+
+
+def _env_id(path: Path, hints: Hints, recorded: Mapping[str, Any], is_image: bool) -> tuple[str, str]:
+    """The environment's name and where it was found, the most explicit source first."""
+    if hints.env_id:
+        return hints.env_id, "--env"
+    stored = recorded.get("env_id")
+    if isinstance(stored, str) and stored:
+        return stored, "arguments stored in the file"
+    for kind, name in _names(path, hints):
+        found = _RUN_NAME.match(name)
+        if found:
+            return found["env"], f"the {kind} name {name!r}"
+        game = _GAME_NAME.match(name)
+        if is_image and game and _is_known(f"{game['game']}-v5"):
+            return f"{game['game']}-v5", f"the {kind} name {name!r}"
+    raise UserError(f"{path}: nothing tells which environment this teacher plays; name it with --env")
+
+
+def _names(path: Path, hints: Hints) -> list[tuple[str, str]]:
+    """Names that may tell, most likely first."""
+    if hints.source:
+        return [("repository", hints.source.rsplit("/", 1)[-1])]
+    return [("folder", path.absolute().parent.name), ("file", path.name)]
+
+
+def _script(path: Path, hints: Hints, recorded: Mapping[str, Any]) -> str | None:
+    """The script that wrote the file, where anything tells."""
+    if hints.exp_name:
+        return hints.exp_name
+    if isinstance(recorded.get("exp_name"), str):
+        return str(recorded["exp_name"])
+    runs = (_RUN_NAME.match(name) for _, name in _names(path, hints))
+    return next((run["exp"] for run in runs if run and run["exp"]), None)
+
+
+def _is_known(env_id: str) -> bool:
+    try:
+        env_spec(env_id)
+    except UserError:
+        return False
+    return True
