@@ -155,7 +155,7 @@ class Curves:
         self.coefficient.add(agent_step, m, g_student)
 
     def add_losses(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        """``td_loss`` and ``distill_loss`` of a learner's metrics; step: updates offline, agent steps online."""
+        """``td_loss`` and ``distill_loss`` of a learner; ``step`` in updates offline, agent steps online."""
         self.losses[phase].add(step, metrics.get("td_loss"), metrics.get("distill_loss"))
 
     def last_return(self, phase: str) -> Returns | None:
@@ -226,7 +226,7 @@ class Curves:
 
 
 def moving_mean(points: Sequence[Point], window: int) -> list[float | None]:
-    """At each point the mean of the first value over the newest points that together hold ``window`` additions.
+    """At each point the mean of the first value over the newest points that hold ``window`` additions.
 
     Where there are fewer than ``window`` so far, over all there are; None where nothing was measured.
     """

@@ -1,0 +1,380 @@
+"""Live display on a terminal, plain lines elsewhere; time is a clock that the test turns."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reincarnate import progress as progress_module
+from reincarnate.progress import Phase, Progress, clock_text, number_text, phase_text, printable
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "30")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+def open_phase(clock: Clock, done: int = 0, total: int | None = 2500, unit: str = "updates") -> Phase:
+    return Phase("offline", total, unit, done, clock, lambda phase, now: None)
+
+
+def work(phase: Phase, clock: Clock, units: int, seconds: float, steps: int = 10) -> None:
+    for _ in range(steps):
+        clock.now += seconds / steps
+        phase.update(phase.done + units // steps)
+
+
+def screen(terminal: Terminal) -> list[str]:
+    """What stands on the screen: a small emulation of the control sequences that rich uses."""
+    rows, row = [""], 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", terminal.getvalue()):
+        if token == "\n":
+            row += 1
+            rows += [""] if row == len(rows) else []
+        elif re.fullmatch(r"\x1b\[\d+A", token):  # up
+            row -= int(token[2:-1])
+        elif token == "\x1b[2K":  # erase the line; rich does before it writes one again
+            rows[row] = ""
+        elif token != "\r" and not token.startswith("\x1b"):
+            rows[row] += token
+    return [line for line in rows if line]
+
+
+# ---------------------------------------------------------------- rates
+
+
+def test_rate_and_eta_by_hand(clock: Clock) -> None:
+    phase = open_phase(clock)
+    work(phase, clock, units=500, seconds=10.0)
+    assert phase.rate == pytest.approx(50.0)
+    assert phase.eta_seconds == pytest.approx(40.0)
+    assert phase.seconds == pytest.approx(10.0)
+
+
+def test_work_before_a_resume_is_not_counted(clock: Clock) -> None:
+    phase = open_phase(clock, done=2000)
+    work(phase, clock, units=100, seconds=10.0)
+    assert phase.rate == pytest.approx(10.0)
+    assert phase.mean_rate == pytest.approx(10.0)
+    assert phase.eta_seconds == pytest.approx(40.0)
+
+
+def test_the_rate_forgets_what_is_older_than_the_window(clock: Clock) -> None:
+    phase = open_phase(clock, total=100_000)
+    work(phase, clock, units=1000, seconds=100.0, steps=100)
+    work(phase, clock, units=2000, seconds=40.0, steps=40)
+    assert phase.rate == pytest.approx(50.0)
+    assert phase.mean_rate == pytest.approx(3000 / 140)
+
+
+def test_nothing_done_has_no_rate(clock: Clock) -> None:
+    phase = open_phase(clock)
+    assert (phase.rate, phase.mean_rate, phase.eta_seconds) == (None, None, None)
+    clock.now += 5
+    phase.update(0)
+    assert (phase.rate, phase.eta_seconds) == (None, None)
+
+
+def test_unknown_totals_have_no_eta(clock: Clock) -> None:
+    phase = open_phase(clock, total=None)
+    work(phase, clock, units=10, seconds=1.0)
+    assert phase.eta_seconds is None
+    assert progress_module.counts(phase) == "10 updates"
+
+
+def test_an_inner_phase_does_not_slow_the_outer_one(clock: Clock, log: io.StringIO) -> None:
+    progress = Progress(log, clock=clock)
+    with progress.phase("offline", total=1000, unit="updates") as outer:
+        work(outer, clock, units=100, seconds=10.0)
+        with progress.phase("evaluate", total=10, unit="games") as inner:
+            clock.now += 30.0
+            assert outer.rate == pytest.approx(10.0)  # also while the inner one is open
+            with progress.phase("load", total=1, unit="files") as innermost:
+                clock.now += 100.0
+                innermost.update(1)
+            inner.update(10)
+        work(outer, clock, units=100, seconds=10.0)
+        assert outer.rate == pytest.approx(10.0)
+    assert outer.seconds == pytest.approx(20.0)
+    assert inner.seconds == pytest.approx(30.0)
+
+
+# ---------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.00"), (69.84, "69.8"), (-7.0, "-7.00"), (0.0123, "0.012"), (12345.6, "12,346"), (1e-4, "0.0001")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.44, "0.4 s"), (59.4, "59 s"), (61, "1:01"), (11_100, "3:05:00"), (187_800, "2d 04:10")],
+)
+def test_clocks_are_short(seconds: float, text: str) -> None:
+    assert clock_text(seconds) == text
+
+
+@given(st.text())
+def test_printable_never_holds_control_characters(text: str) -> None:
+    kept = printable(text)
+    assert "\x1b" not in kept
+    assert all(character == "\n" or character.isprintable() or character.isspace() for character in kept)
+
+
+# ---------------------------------------------------------------- plain lines
+
+
+def test_plain_lines_at_the_start_now_and_then_and_at_the_end(clock: Clock, log: io.StringIO) -> None:
+    progress = Progress(log, every_seconds=5.0, clock=clock)
+    with progress.phase("offline", total=2500, unit="updates", done=500) as phase:
+        for _ in range(80):  # 20 seconds at 100 updates per second
+            clock.now += 0.25
+            phase.update(phase.done + 25, G_T=69.8, td_loss=0.0123, kl=1.5)
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "offline: 2,500 updates (from 500)"
+    middle = (
+        "1,025/2,500 updates (41%), 100.0 updates/s, ETA 15 s, G_T 69.8, td loss 0.012, KL 1.50",
+        "1,525/2,500 updates (61%), 100.0 updates/s, ETA 10 s, G_T 69.8, td loss 0.012, KL 1.50",
+        "2,025/2,500 updates (81%), 100.0 updates/s, ETA 5 s, G_T 69.8, td loss 0.012, KL 1.50",
+    )
+    assert lines[1:-1] == [f"offline: {line}" for line in middle]
+    assert lines[-1] == "offline: 2,000 updates in 20 s, 100.0 updates/s, G_T 69.8, td loss 0.012, KL 1.50"
+
+
+def test_plain_output_has_no_control_characters(clock: Clock, log: io.StringIO) -> None:
+    progress = Progress(log, every_seconds=0.1, clock=clock)
+    progress.say("teacher \x1b[31mred\x1b[0m \x07\u202e done\r")
+    with progress.phase("collect \x1b]0;title\x07", total=10, unit="agent steps") as phase:
+        for step in range(10):
+            clock.now += 1.0
+            phase.update(step + 1)
+    text = log.getvalue()
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert text.startswith("teacher [31mred[0m  done\n")
+
+
+def test_a_phase_that_is_broken_off_says_how_far_it_came(clock: Clock, log: io.StringIO) -> None:
+    def interrupted() -> None:
+        with Progress(log, clock=clock).phase("online", total=100, unit="agent steps") as phase:
+            clock.now += 2.0
+            phase.update(25)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    last = log.getvalue().splitlines()[-1]
+    assert last == "online: stopped at 25/100 agent steps (25%), 25 agent steps in 2.0 s, 12.5 agent steps/s"
+
+
+def test_say_keeps_lines_apart(log: io.StringIO) -> None:
+    Progress(log).say("one\ntwo")
+    assert log.getvalue() == "one\ntwo\n"
+
+
+def test_a_number_that_became_none_disappears(clock: Clock) -> None:
+    phase = open_phase(clock)
+    phase.update(1, m=0.5, td_loss=2.0)
+    phase.update(2, m=None)
+    assert progress_module.numbers(phase) == ["td loss 2.00"]
+
+
+def test_letters_that_the_stream_cannot_write_are_replaced() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Progress(stream).say("return 69.8 ± 25.7")
+    assert raw.getvalue() == b"return 69.8 ? 25.7\n"
+
+
+def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    Progress().say("hello")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "hello\n")
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_outlives_the_reader_of_its_progress(clock: Clock, is_terminal: bool, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Gone()
+    stream.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    progress = Progress(stream, every_seconds=0.1, clock=clock)
+    with progress.phase("offline", total=10, unit="updates") as phase:
+        work(phase, clock, units=10, seconds=10.0)
+    progress.say("still here")
+    assert phase.done == 10
+
+
+# ---------------------------------------------------------------- terminal
+
+
+def test_the_screen_shows_bar_rate_eta_and_numbers(clock: Clock, terminal: Terminal) -> None:
+    progress = Progress(terminal, clock=clock)
+    with progress.phase("offline", total=2000, unit="updates") as phase:
+        for _ in range(10):
+            clock.now += 1.0
+            phase.update(phase.done + 100, **{"G_T": 69.8, "m": 1.0, "return": 42.0})
+        progress.say("snapshot written")
+        first, second, third = screen(terminal)
+        assert first == "snapshot written"
+        assert re.fullmatch(
+            r"offline  ━{18}─{18}  1,000/2,000 updates   50%  100\.0 updates/s  ETA 10 s", second
+        )
+        assert third == "  G_T 69.8  m 1.00  return 42.0"
+    assert screen(terminal) == [
+        "snapshot written",
+        "offline: 1,000 updates in 10 s  100.0 updates/s  G_T 69.8  m 1.00  return 42.0",
+    ]
+
+
+def test_nested_phases_stand_below_each_other(clock: Clock, terminal: Terminal) -> None:
+    progress = Progress(terminal, clock=clock)
+    with progress.phase("offline", total=2000, unit="updates") as outer:
+        work(outer, clock, units=1000, seconds=10.0)
+        with progress.phase("evaluate student", total=16, unit="games") as inner:
+            clock.now += 1.0
+            inner.update(4, **{"return": 40.0})
+            lines = screen(terminal)
+            assert [line.split("  ")[0] for line in lines] == ["offline", "evaluate student", ""]
+        assert screen(terminal)[0].startswith("evaluate student: 4 games in 1.0 s")
+        assert screen(terminal)[1].startswith("offline  ")
+    assert len(screen(terminal)) == 2
+
+
+def test_a_terminal_is_not_redrawn_at_every_update(clock: Clock, terminal: Terminal) -> None:
+    progress = Progress(terminal, clock=clock)
+    with progress.phase("offline", total=100_000, unit="updates") as phase:
+        clock.now += 1.0
+        phase.update(1)
+        written = len(terminal.getvalue())
+        for step in range(1000):
+            phase.update(step)
+        assert len(terminal.getvalue()) == written
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+def test_lines_fit_the_terminal_and_keep_every_number(clock: Clock, width: int) -> None:
+    phase = open_phase(clock, total=10_000_000, unit="agent steps")
+    phase.update(0, **{"return": 42.0, "G_T": 69.8, "G_random": 1.3, "m": 1.0, "td_loss": 0.01})
+    work(phase, clock, units=100_000, seconds=10.0)
+    lines = [line.plain for line in phase_text(phase, width)]
+    text = " ".join(lines)
+    for part in (
+        "offline",
+        "100,000/10,000,000 agent steps",
+        "ETA",
+        "return 42.0",
+        "G_T 69.8",
+        "td loss 0.01",
+    ):
+        assert part in text
+    if width >= 40:
+        assert max(len(line) for line in lines) < width
+    assert ("━" in text or "─" in text) == (width >= 100)
+
+
+def test_ascii_terminals_get_an_ascii_bar(clock: Clock) -> None:
+    phase = open_phase(clock)
+    phase.update(1250)
+    text = "\n".join(line.plain for line in phase_text(phase, 100, ascii_only=True))
+    assert "#" * 12 + "-" * 12 in text
+    assert text.isascii()
+
+
+def test_no_color_writes_no_colours(clock: Clock, terminal: Terminal, monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Progress(terminal, clock=clock).phase("offline", total=10, unit="updates") as phase:
+        work(phase, clock, units=10, seconds=10.0)
+    colours = re.findall(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m", terminal.getvalue())
+    assert colours == []
+
+
+def test_a_dumb_terminal_gets_plain_lines(clock: Clock, terminal: Terminal, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress(terminal, clock=clock).phase("offline", total=10, unit="updates") as phase:
+        work(phase, clock, units=10, seconds=10.0)
+    assert "\x1b" not in terminal.getvalue()
+    assert terminal.getvalue().splitlines()[0] == "offline: 10 updates"
+
+
+def test_markup_in_a_name_is_shown_as_it_is(clock: Clock, terminal: Terminal) -> None:
+    progress = Progress(terminal, clock=clock)
+    progress.say("[red]teacher[/red]")
+    with progress.phase("[bold]x[/bold]", total=10, unit="games"):
+        pass
+    assert screen(terminal)[0] == "[red]teacher[/red]"
+    assert screen(terminal)[1].startswith("[bold]x[/bold]: 0 games")
+
+
+# ---------------------------------------------------------------- cost
+
+
+def test_update_is_cheap() -> None:
+    progress = Progress(io.StringIO())
+    with progress.phase("online", total=10_000_000, unit="agent steps") as phase:
+        start = time.perf_counter()
+        for step in range(20_000):
+            phase.update(step, m=1.0, td_loss=0.5)
+        assert (time.perf_counter() - start) / 20_000 < 50e-6  # seconds; about 1e-6 on a quiet machine
+
+
+def test_numbers_are_read_only_when_they_are_drawn(clock: Clock) -> None:
+    class OnTheDevice:
+        def __float__(self) -> float:
+            raise AssertionError("the host waited for the device")
+
+    phase = open_phase(clock)
+    for step in range(100):
+        phase.update(step, td_loss=OnTheDevice())
+
+
+def test_importing_progress_does_not_import_rich() -> None:
+    code = "import sys, reincarnate.progress; sys.exit('rich' in sys.modules)"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
