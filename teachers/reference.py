@@ -1,0 +1,259 @@
+"""What a teacher reference means: text in, a ``Reference`` out, without touching the network.
+
+A reference is a Hub repository ``owner/name[@revision][:file]``, its short form, a local file or folder,
+a run directory (its student is the teacher), or ``bundled/NAME``. A path that exists wins over all others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from reincarnate.errors import UserError
+
+#: Where the teachers that ship with the package lie, one folder each.
+BUNDLED = Path(__file__).parent / "bundled"
+RUN_STUDENT = "student.safetensors"
+#: Endings of files that hold weights, the most specific first; a repository's first kind present is taken.
+WEIGHT_ENDINGS = (".cleanrl_model", ".safetensors", ".zip", ".pt", ".pth", ".msgpack", ".ckpt")
+#: The model card of a repository or folder.
+CARD = "README.md"
+# The zips that RL Zoo repositories put beside the policy: training curves, no weights.
+_NOT_WEIGHTS = frozenset({"train_eval_metrics.zip"})
+# The Hub's own rule: huggingface_hub.utils.validate_repo_id.
+_REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+_SEED = re.compile(r"-seed\d+$")
+_ENV_AND_EXPERIMENT = re.compile(r"(?P<env>.+-v\d+)-(?P<experiment>\w+?)(?:-seed\d+)?")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A parsed teacher reference; ``text`` is what the user wrote."""
+
+    text: str
+    kind: Literal["hub", "path", "run", "bundled"]
+    repo: str | None = None  # hub: owner/name; bundled: NAME
+    revision: str | None = None  # hub: branch, tag or commit; None is the default branch
+    file: str | None = None  # hub: path inside the repository, if one was named
+    path: Path | None = None  # path, run, bundled: the absolute file or folder
+
+
+def parse_reference(text: str) -> Reference:
+    """What ``text`` refers to.
+
+    Raises:
+        UserError: a path that does not exist, a run without a student, an unknown bundled teacher, or text
+            that is no reference at all.
+    """
+    if not text.strip():
+        raise UserError("the teacher reference is empty; give owner/name, a path, a run or bundled/NAME")
+    path = _local_path(text)
+    if path is not None and path.exists():
+        return _parse_path(text, path.resolve())
+    if text.startswith("bundled/"):
+        return _parse_bundled(text)
+    if _looks_like_path(text):
+        raise UserError(f"no such file or folder: {text!r}")
+    return _parse_hub(text)
+
+
+def candidates(reference: Reference) -> list[str]:
+    """Repositories to try in order: the one that was written, then CleanRL's names for it.
+
+    CleanRL uploads ``{env_id}-{exp_name}-seed{seed}`` (cleanrl_utils/enjoy.py); its DQN agents play
+    ``BreakoutNoFrameskip-v4``, which EnvPool calls ``Breakout-v5``.
+    """
+    if reference.repo is None:
+        return []
+    owner, _, name = reference.repo.partition("/")
+    names = [name] if _SEED.search(name) else [name, f"{name}-seed1"]
+    match = _ENV_AND_EXPERIMENT.fullmatch(name)
+    if match and match["env"].endswith("-v5"):
+        old = name.replace("-v5-", "NoFrameskip-v4-", 1)
+        names += [old] if _SEED.search(old) else [f"{old}-seed1", old]
+    return [f"{owner}/{each}" for each in names]
+
+
+def split_name(name: str) -> tuple[str | None, str | None]:
+    """Environment and experiment in a repository's or folder's name, e.g. ``CartPole-v1-dqn-seed1``.
+
+    Understands CleanRL's ``{env}-{experiment}-seed{n}`` and RL Zoo's ``{algorithm}-{env}``; None if absent.
+    """
+    match = _ENV_AND_EXPERIMENT.fullmatch(name)
+    if match:
+        return match["env"], match["experiment"]
+    zoo = re.fullmatch(r"(?:(?P<algorithm>[a-z0-9_]+)-)?(?P<env>[A-Z]\w*(?:-\w+)*-v\d+)", name)
+    return (zoo["env"], zoo["algorithm"]) if zoo else (None, None)
+
+
+def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> str:
+    """The file with the weights among ``names`` (POSIX paths below ``where``).
+
+    A wanted file must be there. Else the first ending of ``WEIGHT_ENDINGS`` that occurs decides, files at the
+    top before nested ones, and among several the one the repository is named after.
+
+    Raises:
+        UserError: the wanted file is missing, nothing looks like weights, or several do; lists what is there.
+    """
+    if wanted is not None:
+        if wanted not in names:
+            raise UserError(f"{where} has no file {wanted!r}; it holds {_listed(names)}")
+        return wanted
+    found = _likeliest(names)
+    if not found:
+        raise UserError(
+            f"no known checkpoint in {where} (known: {', '.join(WEIGHT_ENDINGS)}); it holds {_listed(names)}"
+        )
+    if len(found) > 1:
+        found = [name for name in found if _named_after(where, PurePosixPath(name).stem)] or found
+    if len(found) > 1:
+        raise UserError(
+            f"{where} holds several checkpoints: {_listed(found)}; name one (owner/name:FILE, or its path)"
+        )
+    return found[0]
+
+
+def bundled_names() -> list[str]:
+    """Names of the teachers that ship with the package."""
+    return sorted(
+        folder.name
+        for folder in BUNDLED.iterdir()
+        if folder.is_dir() and any(_is_weights(each.name) for each in folder.iterdir())
+    )
+
+
+def local_file(reference: Reference) -> Path:
+    """The weights that a path, run or bundled reference means.
+
+    Raises:
+        UserError: a folder without a known checkpoint, or with several.
+    """
+    path = reference.path
+    if path is None:
+        raise ValueError(f"{reference.text} is not on this machine")
+    if not path.is_dir():
+        return path
+    if reference.kind == "run":
+        return path / RUN_STUDENT
+    names = [each.relative_to(path).as_posix() for each in _files_below(path)]
+    return path / choose_file(names, str(path))
+
+
+def local_card(file: Path) -> str | None:
+    """The model card beside a checkpoint, if there is a readable one."""
+    try:
+        return (file.parent / CARD).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Files in a folder and one level below it (RL Zoo nests once), sorted."""
+    return sorted(each for pattern in ("*", "*/*") for each in folder.glob(pattern) if each.is_file())
+
+
+def _local_path(text: str) -> Path | None:
+    """Text as a path with ``~`` expanded; None where it cannot be one."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, an unknown user's home
+        return None
+    return path
+
+
+def _looks_like_path(text: str) -> bool:
+    """Whether the user must have meant a file: its form, its ending, or too many parts for a repository."""
+    if text.startswith(("/", "./", "../", "~", "\\")) or text in (".", "..") or Path(text).is_absolute():
+        return True
+    head = text.partition(":")[0]
+    return head.endswith(WEIGHT_ENDINGS) or (head.count("/") > 1 and "@" not in head and "://" not in text)
+
+
+def _parse_path(text: str, path: Path) -> Reference:
+    config = path / "config.json"
+    if not (path.is_dir() and config.is_file()):
+        return Reference(text, "path", path=path)
+    if (path / RUN_STUDENT).is_file():
+        return Reference(text, "run", path=path)
+    if _is_run_config(config):
+        raise UserError(
+            f"the run {text!r} has no student yet ({RUN_STUDENT} is missing); let it finish first"
+        )
+    return Reference(text, "path", path=path)
+
+
+def _is_run_config(config: Path) -> bool:
+    """Whether a config.json is a run's: other tools use that name too, also beside checkpoints."""
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    parts = [values, *values.values()] if isinstance(values, dict) else []
+    return any(isinstance(part, dict) and {"student", "preset"} <= part.keys() for part in parts)
+
+
+def _parse_bundled(text: str) -> Reference:
+    name = text.removeprefix("bundled/")
+    known = bundled_names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f" (did you mean bundled/{close[0]}?)" if close else ""
+        raise UserError(f"no bundled teacher {name!r}{hint}; there are: {', '.join(known) or 'none'}")
+    return Reference(text, "bundled", repo=name, path=BUNDLED / name)
+
+
+def _parse_hub(text: str) -> Reference:
+    if "://" in text:
+        raise UserError(f"{text!r} is an address; write the Hub repository as owner/name[@revision][:file]")
+    head, colon, file = text.partition(":")  # neither a repository nor a git revision may hold a colon
+    repo, at, revision = head.partition("@")
+    if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo or repo.endswith((".git", "-", ".")):
+        raise UserError(
+            f"no teacher {text!r}: not a file, a folder or a Hub repository (owner/name[@revision][:file])"
+        )
+    if at and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise UserError(f"{text!r} names no valid revision after '@'; give a branch, tag or commit")
+    if colon and not is_safe_name(file):
+        raise UserError(f"{text!r} names no valid file after ':'; give a path inside the repository")
+    return Reference(text, "hub", repo=repo, revision=revision or None, file=file or None)
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a file name of a repository stays below the folder it is written to."""
+    parts = name.split("/")
+    plain = all(part not in ("", ".", "..") for part in parts)
+    return plain and not re.search(r"[\x00-\x1f\\:]", name)
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(WEIGHT_ENDINGS) and PurePosixPath(name).name not in _NOT_WEIGHTS
+
+
+def _likeliest(names: Sequence[str]) -> list[str]:
+    """Names of the first ending that occurs, and of these the least nested."""
+    for ending in WEIGHT_ENDINGS:
+        found = [name for name in names if _is_weights(name) and name.endswith(ending)]
+        if found:
+            depth = min(name.count("/") for name in found)
+            return sorted(name for name in found if name.count("/") == depth)
+    return []
+
+
+def _named_after(where: str, stem: str) -> bool:
+    """Whether a repository or folder is called after a file: ``stem``, ``X-stem`` or ``X-stem-seedN``."""
+    name = _SEED.sub("", PurePosixPath(where).name)
+    return name == stem or name.endswith(f"-{stem}")
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    if not names:
+        return "nothing"
+    shown = ", ".join(sorted(names)[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
