@@ -1,0 +1,9 @@
+"""Environments: a name becomes an :class:`EnvSpec`, an EnvSpec becomes N environments stepped together.
+
+``pool.py`` alone knows EnvPool's rules, ``gym.py`` gymnasium's; both give the same complete
+:class:`~reincarnate.types.EnvStep`, so that nothing above them cares which one runs.
+"""
+
+from reincarnate.envs.make import env_spec, make_env
+
+__all__ = ["env_spec", "make_env"]
