@@ -258,12 +258,15 @@ def _announce_change(repo: str, revision: str | None, commit: str, say: Announce
 
 
 def _snapshot(repo: str, revision: str | None) -> Path | None:
-    """Folder of the cached commit of a revision; its name is the commit."""
+    """Folder of the cached commit of a revision, if it holds files; its name is the commit."""
     try:
-        return Path(snapshot_download(repo, revision=revision, local_files_only=True))
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
     except errors.LocalEntryNotFoundError as error:
         partial = getattr(error, "snapshot_path", None)  # some of its files may be there all the same
-        return None if partial is None else Path(partial)
+        if partial is None:
+            return None
+        folder = Path(partial)
+    return folder if any(each.is_file() for each in folder.rglob("*")) else None
 
 
 def _from_cache(reference: Reference, why: _UnreachableError, say: Announce) -> Downloaded:
@@ -339,21 +342,19 @@ def _translated(error: Exception, reference: Reference, repo: str, file: str | N
         return _status_error(error, repo)
     if isinstance(error, errors.OfflineModeIsEnabled):
         return _UnreachableError("offline mode is on (HF_HUB_OFFLINE)", f"go online, or use {_ELSEWHERE}")
-    if isinstance(error, _HTTP_ERROR):
-        why = "no answer in time" if "Timeout" in type(error).__name__ else _first_line(error)
-        if file is not None:
-            return UserError(f"the download of {file} from {repo} broke off ({why}); try again")
-        at = f"cannot reach the Hub at {constants.ENDPOINT} ({why})"
-        return _UnreachableError(at, f"check the network, or use {_ELSEWHERE}")
-    if isinstance(error, OSError) and error.errno is None:  # the client's own check of the size
-        return UserError(f"the download of {file} from {repo} failed ({_first_line(error)}); try again")
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         what = f"{file} of {repo}" if file else repo
         return UserError(
             f"cannot store {what} in {constants.HF_HUB_CACHE} ({error.strerror}); check its room and rights"
         )
+    why = "no answer in time" if "Timeout" in type(error).__name__ else _first_line(error)
+    if file is not None:
+        return UserError(f"the download of {file} from {repo} failed ({why}); try again")
+    if isinstance(error, _HTTP_ERROR):
+        at = f"cannot reach the Hub at {constants.ENDPOINT} ({why})"
+        return _UnreachableError(at, f"check the network, or use {_ELSEWHERE}")
     return UserError(
-        f"{constants.ENDPOINT} does not answer like a Hub when asked for {repo} ({_first_line(error)}); "
+        f"{constants.ENDPOINT} does not answer like a Hub when asked for {repo} ({why}); "
         "check HF_ENDPOINT and the proxy"
     )
 

@@ -1,0 +1,142 @@
+"""From a reference to a ``Teacher``, and which teachers there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reincarnate.teachers import hub
+from reincarnate.teachers.formats import Hints, detect_and_read
+from reincarnate.teachers.reference import (
+    BUNDLED,
+    RUN_STUDENT,
+    Reference,
+    bundled_names,
+    choose_file,
+    local_card,
+    local_file,
+    parse_reference,
+    split_name,
+)
+from reincarnate.teachers.teacher import Teacher, TeacherCard
+
+Announce = Callable[[str], None]
+
+_CLEANRL_ENDING = ".cleanrl_model"
+_ATARI_GAMES = ("Breakout", "Pong", "BeamRider")
+_CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
+#: CleanRL's repositories of algorithms that can be read here, ``cleanrl/{environment}-{script}-seed1``: those
+#: of its Hub demo (docs/get-started/CleanRL_Huggingface_Integration_Demo.ipynb) and of benchmark/zoo.sh.
+_CATALOGUE: tuple[tuple[str, str], ...] = (
+    *((env, script) for script in ("dqn", "dqn_jax") for env in _CLASSIC),
+    *(
+        (f"{game}NoFrameskip-v4", script)
+        for script in ("dqn_atari", "dqn_atari_jax")
+        for game in _ATARI_GAMES
+    ),
+    ("SeaquestNoFrameskip-v4", "dqn_atari_jax"),
+    *((f"{game}-v5", "ppo_atari_envpool_xla_jax_scan") for game in _ATARI_GAMES),
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Weights on this machine and what is known of them."""
+
+    path: Path
+    resolved: str
+    file: str
+    revision: str | None
+    card_text: str | None
+    source: str | None  # name of the Hub repository, where there is one
+
+
+def load_teacher(
+    ref: str,
+    *,
+    env_id: str | None = None,
+    device: torch.device | str = "cpu",
+    announce: Announce | None = None,
+) -> Teacher:
+    """Resolve, download if need be, verify and read a teacher; nothing in its file is executed.
+
+    Args:
+        ref: a Hub repository (short form included), file, folder, run directory or ``bundled/NAME``.
+        env_id: the environment it plays, where neither the file nor its name tells (or they are wrong).
+        device: where its weights go.
+        announce: told, a line at a time, what a reference resolved to and what is downloaded.
+
+    Raises:
+        UserError: the reference, the Hub, the file or the environment is not right; one line says which.
+    """
+    found = _locate(parse_reference(ref), announce)
+    exp_name = found.path.stem if found.path.suffix == _CLEANRL_ENDING else None
+    checkpoint = detect_and_read(found.path, Hints(env_id=env_id, source=found.source, exp_name=exp_name))
+    card = TeacherCard(
+        ref=ref,
+        resolved=found.resolved,
+        revision=found.revision,
+        file=found.file,
+        sha256=hub.sha256_of(found.path),
+        format=checkpoint.format,
+        reported=checkpoint.reported or hub.reported_return(found.card_text),
+        assumed=checkpoint.assumed,
+    )
+    return Teacher(checkpoint.spec, card, checkpoint.state_dict).to(device)
+
+
+def show_teacher(ref: str, *, env_id: str | None = None, announce: Announce | None = None) -> dict[str, Any]:
+    """The JSON of ``teachers show``: reference, hash, format, architecture, environment, claims, assumptions.
+
+    Raises:
+        UserError: as :func:`load_teacher`.
+    """
+    return load_teacher(ref, env_id=env_id, announce=announce).to_json()
+
+
+def list_teachers() -> list[dict[str, Any]]:
+    """The JSON of ``teachers list``: rows of ``ref, env, algorithm, source, cached``; asks no network.
+
+    Bundled teachers come first, then Hub repositories: those in the local cache that hold a teacher, and
+    CleanRL's known ones.
+    """
+    bundled = [_bundled_row(name) for name in bundled_names()]
+    cached = {each.repo for each in hub.cached_repositories() if _holds_teacher(each.files)}
+    known = {f"cleanrl/{env}-{script}-seed1" for env, script in _CATALOGUE}
+    return bundled + [_hub_row(repo, repo in cached) for repo in sorted(known | cached)]
+
+
+def _locate(reference: Reference, announce: Announce | None) -> _Found:
+    if reference.kind == "hub":
+        got = hub.find_and_download(reference, announce=announce)
+        return _Found(got.path, got.repo, got.file, got.revision, got.card_text, got.repo)
+    path = local_file(reference)
+    folder = reference.path if reference.path is not None and reference.path.is_dir() else path.parent
+    resolved = f"bundled/{reference.repo}" if reference.kind == "bundled" else str(folder)
+    return _Found(path, resolved, path.relative_to(folder).as_posix(), None, local_card(path), None)
+
+
+def _bundled_row(name: str) -> dict[str, Any]:
+    folder = BUNDLED / name
+    path = folder / choose_file([each.name for each in folder.iterdir()], name)
+    spec = detect_and_read(path, Hints()).spec
+    return _row(f"bundled/{name}", spec.env.env_id, spec.algorithm, "bundled", True)
+
+
+def _hub_row(repo: str, cached: bool) -> dict[str, Any]:
+    env, script = split_name(repo.partition("/")[2])
+    env = env and env.replace("NoFrameskip-v4", "-v5")  # EnvPool's name of the same game
+    return _row(repo, env, script and script.partition("_")[0], "hub", cached)
+
+
+def _row(ref: str, env: str | None, algorithm: str | None, source: str, cached: bool) -> dict[str, Any]:
+    return {"ref": ref, "env": env, "algorithm": algorithm, "source": source, "cached": cached}
+
+
+def _holds_teacher(files: tuple[str, ...]) -> bool:
+    """Whether a cached repository is one of ours or CleanRL's; people cache other models too."""
+    return any(name.endswith(_CLEANRL_ENDING) or name == RUN_STUDENT for name in files)
