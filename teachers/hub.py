@@ -232,7 +232,9 @@ def _digest(path: Path, digest: Any) -> str:
 
 
 def _size(sibling: RepoSibling) -> str:
-    return "" if sibling.size is None else f" ({sibling.size / 1e6:.1f} MB)"
+    if sibling.size is None:
+        return ""
+    return f" ({sibling.size / 1e6:.1f} MB)" if sibling.size >= 1e6 else f" ({sibling.size / 1e3:.1f} kB)"
 
 
 def _repo_folder(repo: str) -> Path:

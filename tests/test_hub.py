@@ -76,7 +76,7 @@ def test_short_form_tries_the_literal_repository_then_cleanrls_names(
     assert got.path.read_bytes() == WEIGHTS
     assert got.card_text == CARD.decode()
     assert lines[0] == f"{SHORT} is {FULL} on the Hub"
-    assert lines[1].startswith(f"downloading {FILE} (0.1 MB) from {FULL} at {got.revision[:12]}")
+    assert lines[1].startswith(f"downloading {FILE} (102.4 kB) from {FULL} at {got.revision[:12]}")
 
 
 def test_the_literal_repository_wins(hub: LoopbackHub) -> None:
