@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -82,7 +83,34 @@ class ImpalaTrunk(Trunk):
 
 def pool(x: Tensor, padding: PoolPadding) -> Tensor:
     """3x3 max-pool with stride 2: [B, C, H, W] -> [B, C, ceil(H / 2), ceil(W / 2)]."""
+    if x.device.type == "cpu" and not torch.is_grad_enabled():
+        return _pool_by_axes(x, padding)
     if padding == "torch":
         return F.max_pool2d(x, 3, stride=2, padding=1)
     height, width = x.shape[-2:]  # the ceiling opens a window over the far edge, which is padding there
     return F.max_pool2d(x, 3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
+
+
+def _pool_by_axes(x: Tensor, padding: PoolPadding) -> Tensor:
+    """The same values without the indices that a gradient needs.
+
+    PyTorch's CPU kernel writes an int64 index per output, and handles 16 bfloat16 channels one by one.
+    """
+    by_rows = _max_of_three(x.permute(0, 2, 3, 1), 1, padding)
+    return _max_of_three(by_rows, 2, padding).permute(0, 3, 1, 2)
+
+
+def _max_of_three(x: Tensor, axis: int, padding: PoolPadding) -> Tensor:
+    """Maxima of windows of three with stride 2 along ``axis`` of [B, H, W, C]."""
+    at = (slice(None),) * axis
+    even, odd = x[(*at, slice(0, None, 2))], x[(*at, slice(1, None, 2))]
+    size, pairs = even.shape[axis], odd.shape[axis]
+    out = torch.maximum(even.narrow(axis, 0, pairs), odd)
+    if size > pairs:
+        out = torch.cat([out, even.narrow(axis, pairs, 1)], axis)
+    if padding == "same" and size == pairs:  # windows begin at even pixels, else one before
+        rest, third = out.narrow(axis, 0, size - 1), even.narrow(axis, 1, size - 1)
+    else:
+        rest, third = out.narrow(axis, 1, size - 1), odd.narrow(axis, 0, size - 1)
+    torch.maximum(rest, third, out=rest)
+    return out

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from reincarnate.device import autocast
+from reincarnate.device import autocast, compute_dtype
 
 
 class Trunk(nn.Module):
@@ -39,14 +39,15 @@ class Network(nn.Module):
 
 
 def scale(obs: Tensor) -> Tensor:
-    """Pixels [B, ...] uint8 -> obs / 255 float32; floating observations pass unchanged.
+    """Pixels [B, ...] uint8 -> obs / 255 in the trunk's dtype; floating observations pass unchanged.
 
-    Images come out channels-last, which is what convolutions do fastest on CPU and on tensor cores.
+    Images come out channels-last, which is what convolutions do fastest on CPU and on tensor cores. Under
+    autocast the pixels go to bfloat16 at once: it holds 0..255 exactly, so the quotient is the same.
     """
     if obs.dtype != torch.uint8:
         return obs
-    layout = torch.channels_last if obs.dim() == 4 else torch.contiguous_format
-    return obs.to(torch.float32, memory_format=layout).div_(255.0)
+    pixels = obs.to(compute_dtype(obs.device)).div_(255.0)
+    return pixels.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else pixels
 
 
 @torch.no_grad()
