@@ -1,1 +1,79 @@
-"""Reincarnate: reuse a policy that somebody already trained instead of training from scratch."""
+"""Reincarnate: reuse a policy that somebody already trained instead of training from scratch.
+
+The names below are the public library; ``reincarnate.api`` shows their use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reincarnate.api import (
+        RunResult,
+        TeacherReturn,
+        collect_teacher,
+        evaluate_teacher,
+        resume,
+        run,
+    )
+    from reincarnate.config import RunConfig, override, preset
+    from reincarnate.envs import env_spec, make_env
+    from reincarnate.errors import UserError
+    from reincarnate.replay import Replay
+    from reincarnate.teachers.teacher import Teacher
+    from reincarnate.teachers.zoo import list_teachers, load_teacher
+    from reincarnate.types import Batch, EnvSpec, Returns
+
+# Imported on first use, so that `reincarnate --help` does not wait for torch.
+_HOME = {
+    "Batch": "types",
+    "EnvSpec": "types",
+    "Replay": "replay",
+    "Returns": "types",
+    "RunConfig": "config",
+    "RunResult": "api",
+    "Teacher": "teachers.teacher",
+    "TeacherReturn": "api",
+    "UserError": "errors",
+    "collect_teacher": "api",
+    "env_spec": "envs",
+    "evaluate_teacher": "api",
+    "list_teachers": "teachers.zoo",
+    "load_teacher": "teachers.zoo",
+    "make_env": "envs",
+    "override": "config",
+    "preset": "config",
+    "resume": "api",
+    "run": "api",
+}
+
+__all__ = [
+    "Batch",
+    "EnvSpec",
+    "Replay",
+    "Returns",
+    "RunConfig",
+    "RunResult",
+    "Teacher",
+    "TeacherReturn",
+    "UserError",
+    "collect_teacher",
+    "env_spec",
+    "evaluate_teacher",
+    "list_teachers",
+    "load_teacher",
+    "make_env",
+    "override",
+    "preset",
+    "resume",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'reincarnate' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"reincarnate.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

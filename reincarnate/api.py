@@ -1,0 +1,212 @@
+"""The library's verbs: what the command line does, as calls.
+
+import reincarnate
+
+teacher = reincarnate.load_teacher("bundled/CartPole-dqn")
+print(reincarnate.evaluate_teacher(teacher, episodes=32).returns)
+result = reincarnate.run("bundled/CartPole-dqn", preset="quick", out="runs/cartpole")
+print(result.document["student"]["teacher_normalized"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import scipy.stats
+import torch
+
+from reincarnate import config as configuration
+from reincarnate import seeds
+from reincarnate.acting import parse_act_rule
+from reincarnate.config import CollectConfig, RunConfig
+from reincarnate.device import pick_device
+from reincarnate.errors import UserError
+from reincarnate.evaluate import OutputsPolicy, evaluate
+from reincarnate.progress import Progress
+from reincarnate.replay import Replay, check_fits, memory_needed
+from reincarnate.runner import Run
+from reincarnate.teachers.collect import Collected, Collection, collect
+from reincarnate.teachers.teacher import Reported, Teacher
+from reincarnate.teachers.zoo import load_teacher
+from reincarnate.types import Backend, Returns
+
+#: Games assumed behind a reported return that does not say how many.
+GAMES_IF_UNSAID = 10
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run."""
+
+    folder: Path
+    document: dict[str, Any]  # result.json
+
+
+@dataclass(frozen=True)
+class TeacherReturn:
+    """A teacher's measured return beside the one that its card claims."""
+
+    ref: str
+    resolved: str
+    act: str
+    returns: Returns
+    reported: Reported | None
+    agrees: bool | None  # Welch test p > 0.05; None if nothing is claimed
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of ``teachers eval --json``."""
+        return {
+            "ref": self.ref,
+            "resolved": self.resolved,
+            "act": self.act,
+            "return": self.returns.to_dict(),
+            "reported": self.reported and self.reported.to_dict(),
+            "agrees": self.agrees,
+        }
+
+
+def run(
+    teacher: str | None = None,
+    student: str = "qdagger-dqn",
+    *,
+    preset: str = "default",
+    out: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Reincarnate ``teacher`` into ``student``, or train a student from scratch.
+
+    Args:
+        teacher: a reference (Hub repo, file, folder, run directory, ``bundled/NAME``), or None.
+        student: a registered student.
+        preset: ``quick``, ``default``, ``paper`` or ``cleanrl``.
+        out: the run directory; named after the run under ``runs/`` if not given.
+        settings: dotted settings over the preset, e.g. ``{"online.agent_steps": 20_000}``.
+        progress: where to show progress; standard error unless given.
+
+    Raises:
+        UserError: anything that the caller can put right, in one line.
+    """
+    base = configuration.preset(preset, scratch=teacher is None)
+    config = configuration.override(base, {"teacher": teacher, "student": student, **(settings or {})})
+    return _execute(Run.start(config, Path(out) if out is not None else None, progress or Progress()))
+
+
+def resume(folder: Path | str, progress: Progress | None = None) -> RunResult:
+    """Go on with a stopped run from its last checkpoint; a finished one is returned as it is."""
+    return _execute(Run.resume(Path(folder), progress or Progress()))
+
+
+def evaluate_teacher(
+    teacher: str | Teacher,
+    *,
+    episodes: int = 32,
+    act_rule: str = "auto",
+    env_id: str | None = None,
+    backend: Backend = "envpool",
+    num_envs: int = 8,
+    seed: int = 1,
+    device: str = "auto",
+    announce: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> TeacherReturn:
+    """G_T over ``episodes`` whole games on the raw score, every environment playing the same number.
+
+    Raises:
+        UserError: no such teacher, environment or acting rule.
+    """
+    where = pick_device(device)
+    loaded = _load(teacher, env_id, where, announce)
+    rule = parse_act_rule(act_rule, loaded.spec.outputs)
+    generator = torch.Generator(device=where).manual_seed(seeds.derive(seed, "act"))
+    policy = OutputsPolicy(loaded.outputs, rule, loaded.temperature, generator)
+    with (progress or Progress()).phase("evaluate", total=episodes, unit="games") as bar:
+        returns = evaluate(
+            policy,
+            loaded.spec.env,
+            episodes,
+            num_envs=num_envs,
+            seed=seeds.derive(seed, "evaluate teacher"),
+            device=where,
+            backend=backend,
+            progress=lambda done, total, mean: bar.update(done, **({"return": mean} if done else {})),
+        )
+    reported = loaded.card.reported
+    agrees = reported and _agrees(returns, reported)
+    return TeacherReturn(loaded.card.ref, loaded.card.resolved, str(rule), returns, reported, agrees)
+
+
+def collect_teacher(
+    teacher: str | Teacher,
+    out: Path | str | None = None,
+    *,
+    agent_steps: int = 40_000,
+    epsilon: float = 0.05,
+    env_id: str | None = None,
+    num_envs: int = 8,
+    seed: int = 1,
+    device: str = "auto",
+    announce: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> Collected:
+    """Fill a teacher buffer D_T with ``agent_steps`` transitions and keep it in ``out`` (or the cache).
+
+    Raises:
+        UserError: no such teacher; ``out`` holds something else; the data does not fit in memory.
+    """
+    where = pick_device(device)
+    loaded = _load(teacher, env_id, where, announce)
+    settings = CollectConfig(agent_steps=agent_steps, epsilon_start=epsilon, epsilon_end=epsilon)
+    collection = Collection.of(
+        loaded, loaded.spec.env, settings, num_envs, "envpool", seeds.derive(seed, "collect")
+    )
+    check_fits(memory_needed(loaded.spec.env, num_envs, agent_steps), where)
+    defaults = RunConfig().td
+    replay = Replay(
+        loaded.spec.env,
+        num_envs,
+        agent_steps,
+        n_step=defaults.n_step,
+        discount=defaults.discount,
+        device=where,
+    )
+    with (progress or Progress()).phase("collect", total=agent_steps, unit="agent steps") as bar:
+        return collect(
+            loaded,
+            collection,
+            replay,
+            device=where,
+            on_step=lambda done, mean: bar.update(done, **({} if mean is None else {"return": mean})),
+            folder=Path(out) if out is not None else None,
+        )
+
+
+def _execute(prepared: Run) -> RunResult:
+    return RunResult(prepared.folder, prepared.execute())
+
+
+def _load(
+    teacher: str | Teacher,
+    env_id: str | None,
+    device: torch.device,
+    announce: Callable[[str], None] | None,
+) -> Teacher:
+    if isinstance(teacher, Teacher):
+        return teacher.to(device)
+    return load_teacher(teacher, env_id=env_id, device=device, announce=announce)
+
+
+def _agrees(measured: Returns, reported: Reported) -> bool:
+    """Welch's test on means, standard deviations and numbers of games."""
+    games = getattr(reported, "n", None) or GAMES_IF_UNSAID
+    if measured.n < 2:
+        raise UserError("a comparison with the reported return needs at least 2 games: raise --episodes")
+    if measured.std == 0 and reported.std == 0:
+        return measured.mean == reported.mean
+    test = scipy.stats.ttest_ind_from_stats(
+        measured.mean, measured.std, measured.n, reported.mean, reported.std, games, equal_var=False
+    )
+    return bool(test.pvalue > 0.05)

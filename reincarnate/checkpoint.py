@@ -1,0 +1,112 @@
+"""A run's resumable state: written aside, committed by renaming one small file.
+
+``checkpoint/state.json`` names the files that belong to it, so a crash between two files leaves the previous
+checkpoint whole. The student's buffer D_S is appended in segments and never rewritten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from reincarnate import files
+from reincarnate.errors import UserError
+from reincarnate.replay import Replay
+from reincarnate.replay.store import SegmentRecord, SegmentStore
+
+FORMAT = 1
+
+
+class CheckpointFolder:
+    """``checkpoint/`` of a run directory."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / "checkpoint"
+        self._state_file = self._folder / "state.json"
+        self._replay_folder = self._folder / "student-data"
+        self._store: SegmentStore | None = None
+        self._marks: Any = None
+        self._number = 0
+
+    def exists(self) -> bool:
+        """Whether there is a committed checkpoint."""
+        return self._state_file.exists()
+
+    def save(self, state: dict[str, Any], tensors: dict[str, Any], replay: Replay | None) -> None:
+        """Commit ``state`` (JSON), ``tensors`` (nested) and D_S, if there is one."""
+        self._folder.mkdir(exist_ok=True)
+        self._number += 1
+        name = f"tensors-{self._number:06d}.pt"
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        files.write_bytes(self._folder / name, buffer.getvalue())
+        records = self._append(replay) if replay is not None else []
+        document = {"format": FORMAT, "number": self._number, "tensors": name, "state": state}
+        files.write_json(self._state_file, document | {"student_data": records})
+        if self._store is not None:
+            self._store.sweep()
+        for stale in self._folder.glob("tensors-*.pt"):
+            if stale.name != name:
+                stale.unlink()
+
+    def load(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any], list[SegmentRecord]]:
+        """State, tensors on ``device``, and the records of D_S's segments.
+
+        Raises:
+            UserError: no checkpoint, of another format, or damaged.
+        """
+        document = files.read_json(self._state_file)
+        if document.get("format") != FORMAT:
+            raise UserError(f"{self._state_file} is of another version of reincarnate; start a new run")
+        path = self._folder / document["tensors"]
+        try:
+            tensors = torch.load(path, map_location=device, weights_only=True)
+        except Exception as error:
+            raise UserError(
+                f"{path} is missing or damaged ({type(error).__name__}); start a new run"
+            ) from None
+        self._number = document["number"]
+        return document["state"], tensors, [SegmentRecord(**record) for record in document["student_data"]]
+
+    def restore_replay(self, records: list[SegmentRecord], replay: Replay) -> None:
+        """Fill an empty D_S from its segments; later segments, not part of the checkpoint, are dropped."""
+        self._store = SegmentStore(self._replay_folder)
+        self._store.restore(records)
+        self._store.load_into(replay)
+        self._marks = replay.marks
+
+    def _append(self, replay: Replay) -> list[dict[str, Any]]:
+        """Write D_S's new rows, and list the segments that still hold rows of the ring."""
+        if self._store is None:
+            self._store = SegmentStore(self._replay_folder)
+            self._store.restore([])
+            self._marks = np.zeros(replay.num_envs, dtype=np.int64)
+        self._marks = self._store.append_new(replay, self._marks)
+        self._store.discard_before(replay.oldest)
+        return [dataclasses.asdict(record) for record in self._store.records]
+
+
+class CheckpointClock:
+    """Says when the next checkpoint is due."""
+
+    def __init__(self, every_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._now = every_seconds, now
+        self._last = now()
+
+    def due(self) -> bool:
+        """Whether ``every_seconds`` have passed since the last time it said so."""
+        if self._now() - self._last < self._every:
+            return False
+        self.restart()
+        return True
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._last = self._now()

@@ -1,0 +1,81 @@
+"""One update, sample -> ``student.update``: the CPU calls it, CUDA captures it once and replays it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reincarnate import schedules
+from reincarnate.acting import default_temperature
+from reincarnate.device import Step
+from reincarnate.phases.stage import Stage
+from reincarnate.replay import Replay
+
+#: Updates whose metrics are added up on the device before the host reads their mean.
+UPDATES_PER_FLUSH = 50
+
+
+class Learner:
+    """Owns sampling, the coefficient and the metrics; the student owns the gradient step."""
+
+    def __init__(self, stage: Stage, replay: Replay, distill: bool) -> None:
+        self._stage, self._replay = stage, replay
+        self._distill = distill
+        self._temperature = _teacher_temperature(stage)
+        self._m = torch.zeros((), device=stage.device)
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+        self._step = Step(self._update, stage.device, [stage.generator])
+
+    def set_coefficient(self, m: float) -> None:
+        """m of the next updates, and the learning rate that goes with it."""
+        self._m.fill_(m)
+        rates = self._stage.config.optimizer
+        high, low = rates.learning_rate, rates.learning_rate_final
+        self._stage.student.set_learning_rate(
+            schedules.learning_rate(m, high, low) if self._distill else high
+        )
+
+    def __call__(self) -> None:
+        """One update."""
+        self._step()
+        self._count += 1
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether enough updates have passed to read the metrics."""
+        return self._count >= UPDATES_PER_FLUSH
+
+    def log(self, phase: str, step: int) -> dict[str, float]:
+        """Read the mean metrics since the last time, and log them at ``step``; empty when there are none.
+
+        The only place where the host waits for the learner's device.
+        """
+        if not self._count:
+            return {}
+        values = torch.stack(list(self._sums.values())).tolist()
+        means = {name: value / self._count for name, value in zip(self._sums, values, strict=True)}
+        for total in self._sums.values():
+            total.zero_()
+        self._count = 0
+        self._stage.logger.scalars(phase, means, step)
+        self._stage.curves.add_losses(phase, step, means)
+        return means
+
+    def _update(self) -> None:
+        batch = self._replay.sample(self._stage.config.optimizer.batch_size, self._stage.generator)
+        log_policy = None
+        if self._distill:
+            log_policy = torch.log_softmax(batch.teacher_outputs / self._temperature, dim=1)
+        metrics = self._stage.student.update(batch, log_policy, self._m)
+        for name, value in metrics.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value)
+            self._sums[name] += value
+
+
+def _teacher_temperature(stage: Stage) -> float:
+    chosen = stage.config.distill.teacher_temperature
+    if chosen is not None or stage.teacher is None:
+        return chosen or 1.0
+    return default_temperature(stage.teacher.spec.outputs)

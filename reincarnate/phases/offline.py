@@ -1,0 +1,59 @@
+"""The offline phase: the student trains on the teacher's data alone, at m = 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reincarnate.phases.evaluation import evaluate_student
+from reincarnate.phases.learner import Learner
+from reincarnate.phases.stage import PhaseClock, Stage, points_passed, snapshot
+from reincarnate.replay import Replay
+
+
+@dataclass
+class OfflineState:
+    """Counters of the offline phase, as a checkpoint stores them."""
+
+    updates: int = 0
+    evaluations: int = 0
+    seconds: float = 0.0  # training alone, without evaluations
+
+
+def offline(stage: Stage, replay: Replay, state: OfflineState) -> None:
+    """Train on D_T (``replay``) alone (Agarwal et al. 2022: QDagger's offline pretraining).
+
+    Raises:
+        Stopped: asked to stop; a checkpoint is written.
+    """
+    config = stage.config.offline
+    learner = Learner(stage, replay, stage.entry.method.distill)
+    learner.set_coefficient(1.0)
+    clock = PhaseClock(state)
+    with stage.progress.phase("offline", total=config.updates, unit="updates", done=state.updates) as bar:
+        numbers = {"G_T": stage.teacher_return.mean} if stage.teacher_return else {}
+        while True:
+            clock.tick()
+            if state.evaluations < points_passed(state.updates, config.updates, config.evaluations):
+                learner.log("offline", state.updates)
+                numbers["return"] = _evaluate(stage, state)
+                clock.skip()
+            if state.updates >= config.updates:
+                break
+            stage.safe_point()
+            learner()
+            state.updates += 1
+            if state.updates % config.target_update_every_updates == 0:
+                stage.student.sync_target()
+            if learner.flush_due:
+                numbers |= learner.log("offline", state.updates)
+            bar.update(state.updates, **numbers)
+    learner.log("offline", state.updates)
+    stage.student.sync_target()
+
+
+def _evaluate(stage: Stage, state: OfflineState) -> float:
+    returns = evaluate_student(stage, "offline", state.updates, 0)
+    config = stage.config.offline
+    state.evaluations = points_passed(state.updates, config.updates, config.evaluations)
+    snapshot(stage, f"offline-{state.updates}")
+    return returns.mean

@@ -1,0 +1,185 @@
+"""The online phase: the student plays, fills D_S, trains on it, and m falls as it catches up."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reincarnate import schedules
+from reincarnate.acting import ActRule
+from reincarnate.envs import make_env
+from reincarnate.evaluate import restart_state
+from reincarnate.phases.evaluation import evaluate_student
+from reincarnate.phases.learner import Learner
+from reincarnate.phases.stage import PhaseClock, Stage, points_passed, snapshot
+from reincarnate.replay import Replay
+from reincarnate.rollout import Acted, ActFunction, Game, Rollout
+from reincarnate.schedules import DistillCoefficient
+from reincarnate.types import EnvStep
+
+
+@dataclass
+class OnlineState:
+    """Counters of the online phase, as a checkpoint stores them."""
+
+    agent_steps: int = 0
+    updates: int = 0
+    target_updates: int = 0
+    evaluations: int = 0
+    seconds: float = 0.0  # acting and training, without evaluations
+    first_m: float | None = None
+    last_m: float | None = None
+
+
+def make_coefficient(stage: Stage) -> DistillCoefficient | None:
+    """The annealed m of a student that distils; None for one that does not."""
+    if not (stage.entry.method.distill and stage.teacher_return and stage.random_return):
+        return None
+    config = stage.config
+    return DistillCoefficient(
+        teacher_return=stage.teacher_return.mean,
+        random_return=stage.random_return.mean,
+        num_envs=config.env.num_envs,
+        window_games=config.distill.window_games,
+        stop_agent_step=round(config.distill.stop_fraction * config.online.agent_steps),
+    )
+
+
+def online(stage: Stage, replay: Replay, state: OnlineState, coefficient: DistillCoefficient | None) -> None:
+    """Train on D_S (``replay``) alone while the student plays.
+
+    Raises:
+        Stopped: asked to stop; a checkpoint is written.
+    """
+    _Online(stage, replay, state, coefficient).run()
+
+
+class _Online:
+    def __init__(
+        self, stage: Stage, replay: Replay, state: OnlineState, coefficient: DistillCoefficient | None
+    ) -> None:
+        self._stage, self._replay, self._state, self._coefficient = stage, replay, state, coefficient
+        self._config = stage.config.online
+        self._learner = Learner(stage, replay, coefficient is not None)
+        self._clock = PhaseClock(state)
+        self._numbers = {"G_T": stage.teacher_return.mean} if stage.teacher_return else {}
+        self._recent: deque[float] = deque(maxlen=stage.config.distill.window_games)
+
+    def run(self) -> None:
+        stage, state, env_config = self._stage, self._state, self._stage.config.env
+        total = self._config.agent_steps
+        with (
+            make_env(
+                stage.spec, env_config.num_envs, stage.seed("online", state.agent_steps), env_config.backend
+            ) as env,
+            stage.progress.phase("online", total=total, unit="agent steps", done=state.agent_steps) as bar,
+        ):
+            rollout = Rollout(env, self._act(), stage.device)
+            while True:
+                self._clock.tick()
+                if state.evaluations < points_passed(state.agent_steps, total, self._config.evaluations):
+                    self._evaluate()
+                if state.agent_steps >= total:
+                    break
+                stage.safe_point()
+                self._step(rollout)
+                bar.update(state.agent_steps, **self._numbers)
+            self._learn()  # the last ones due
+            self._log()
+            self._clock.tick()
+
+    def _step(self, rollout: Rollout) -> None:
+        state = self._state
+        m = self._coefficient.value(state.agent_steps) if self._coefficient else 0.0
+        state.first_m = m if state.first_m is None else state.first_m
+        state.last_m = m
+        self._learner.set_coefficient(m)
+        rollout.begin()
+        self._learn()  # while the environments step
+        outcome = rollout.finish()
+        self._replay.add(outcome.lanes, outcome.rows)
+        state.agent_steps += outcome.agent_steps
+        for game in outcome.games:
+            self._observe(game)
+        if self._learner.flush_due:
+            self._log()
+
+    def _learn(self) -> None:
+        """Make the updates that are due: an exact ratio to the agent steps, whatever the timing."""
+        state, config = self._state, self._config
+        if not self._replay.can_sample(self._stage.config.optimizer.batch_size):
+            return
+        due = (state.agent_steps - config.learning_starts_agent_steps) // config.agent_steps_per_update
+        while state.updates < due:
+            self._learner()
+            state.updates += 1
+        target_updates = state.agent_steps // config.target_update_every_agent_steps
+        if target_updates > state.target_updates:
+            self._stage.student.sync_target()
+            state.target_updates = target_updates
+
+    def _evaluate(self) -> None:
+        stage, state = self._stage, self._state
+        self._learn()
+        self._log()
+        self._clock.tick()
+        evaluate_student(stage, "online", state.updates, state.agent_steps)
+        state.evaluations = points_passed(
+            state.agent_steps, self._config.agent_steps, self._config.evaluations
+        )
+        snapshot(stage, f"online-{state.agent_steps}")
+        self._clock.skip()
+
+    def _observe(self, game: Game) -> None:
+        stage, state = self._stage, self._state
+        if self._coefficient:
+            self._coefficient.observe_game(game.env_id, game.raw_return)
+        self._recent.append(game.raw_return)
+        self._numbers["return"] = sum(self._recent) / len(self._recent)
+        stage.curves.add_game(state.agent_steps, game.raw_return)
+        stage.logger.scalars("online", {"game_return": game.raw_return}, state.agent_steps)
+
+    def _log(self) -> None:
+        stage, step = self._stage, self._state.agent_steps
+        self._numbers |= self._learner.log("online", step)
+        scalars = {"epsilon": self._epsilon(), "updates": float(self._state.updates)}
+        if self._coefficient:
+            m, student_return = self._coefficient.value(step), self._coefficient.student_return
+            stage.curves.add_coefficient(step, m, student_return)
+            self._numbers["m"] = scalars["m"] = m
+        stage.logger.scalars("online", scalars, step)
+
+    def _epsilon(self) -> float:
+        config = self._config
+        return schedules.linear(
+            config.epsilon_start,
+            config.epsilon_end,
+            config.epsilon_decay_agent_steps,
+            self._state.agent_steps,
+        )
+
+    def _act(self) -> ActFunction:
+        """The student's exploration policy."""
+        student = self._stage.student
+        num_envs = self._stage.config.env.num_envs
+        initial = memory = student.initial_state(num_envs)
+
+        def act(obs: Tensor, step: EnvStep) -> Acted:
+            nonlocal memory
+            memory = restart_state(memory, initial, torch.from_numpy(step.game_start))
+            epsilon = self._epsilon() if student.outputs == "q_values" else 0.0
+            rule = ActRule("epsilon", epsilon) if student.outputs == "q_values" else ActRule("sample")
+            action, log_prob, memory = student.act(obs, memory, rule)
+            return Acted(action, log_prob, epsilon, self._teacher_outputs(obs))
+
+        return act
+
+    def _teacher_outputs(self, obs: Tensor) -> Tensor | None:
+        """What the teacher thinks, until m is 0 for good."""
+        teacher, coefficient = self._stage.teacher, self._coefficient
+        if teacher is None or coefficient is None or coefficient.latched_at_agent_step is not None:
+            return None
+        return teacher.outputs(obs)

@@ -1,0 +1,99 @@
+"""From a RunConfig to the parts of a run, checked: teacher, environment, device, student."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from reincarnate import seeds
+from reincarnate.config import EnvConfig, RunConfig
+from reincarnate.device import Precision, pick_device
+from reincarnate.envs import env_spec
+from reincarnate.errors import UserError
+from reincarnate.replay import check_fits, memory_needed
+from reincarnate.students.student import Student, StudentEntry, get_student
+from reincarnate.teachers.teacher import Teacher
+from reincarnate.teachers.zoo import load_teacher
+from reincarnate.types import EnvSpec
+
+_OVERRIDES = (
+    "sticky_probability",
+    "episodic_life",
+    "reward_clip",
+    "full_action_set",
+    "noop_max",
+    "fire_reset",
+    "max_agent_steps",
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What :class:`reincarnate.runner.Run` is made of."""
+
+    spec: EnvSpec
+    device: torch.device
+    precision: Precision
+    teacher: Teacher | None
+    student: Student
+    entry: StudentEntry
+    generator: torch.Generator
+
+
+def prepare(config: RunConfig, announce: Callable[[str], None], precision: Precision | None = None) -> Parts:
+    """Load the teacher and build the student; everything a user can get wrong is refused here.
+
+    Args:
+        config: the run.
+        announce: gets one line per thing worth saying.
+        precision: of the run that is resumed; None chooses.
+
+    Raises:
+        UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit.
+    """
+    device = pick_device(config.system.device)
+    entry = get_student(config.student)
+    if entry.method.needs_teacher and config.teacher is None:
+        raise UserError(f"student {entry.name!r} needs a teacher: pass --teacher REF")
+    teacher = None
+    if config.teacher is not None:
+        teacher = load_teacher(config.teacher, env_id=config.env.id, device=device, announce=announce)
+    spec = environment(config.env, teacher)
+    _check_memory(config, entry, spec, device)
+    generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
+    chosen = precision or entry.choose_precision(config, spec, device)
+    student = entry.factory(config, spec, device, chosen, generator)
+    return Parts(spec, device, chosen, teacher, student, entry, generator)
+
+
+def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
+    """The teacher's EnvSpec, or the named environment's, with the fields that were set.
+
+    Raises:
+        UserError: no environment named, or an action set that the teacher's network does not have.
+    """
+    changes = {name: getattr(config, name) for name in _OVERRIDES if getattr(config, name) is not None}
+    if teacher is None:
+        if config.id is None:
+            raise UserError(
+                "without a --teacher the environment must be named: pass --env ID, e.g. --env Breakout-v5"
+            )
+        return env_spec(config.id, **changes)
+    spec = teacher.spec.env
+    if config.full_action_set not in (None, spec.full_action_set):
+        raise UserError(
+            f"env.full_action_set={config.full_action_set} does not fit the teacher, whose network has "
+            f"{spec.num_actions} actions; leave it out"
+        )
+    return dataclasses.replace(spec, **changes)
+
+
+def _check_memory(config: RunConfig, entry: StudentEntry, spec: EnvSpec, device: torch.device) -> None:
+    """D_T and D_S are never held at once, so the larger one counts."""
+    sizes = [config.online.replay_capacity_agent_steps]
+    if entry.method.offline:
+        sizes.append(config.collect.agent_steps)
+    check_fits(max(memory_needed(spec, config.env.num_envs, size) for size in sizes), device)

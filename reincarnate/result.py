@@ -1,0 +1,147 @@
+"""``result.json``: the contract that other tools read. Missing values are null, paths relative to the run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from reincarnate.phases import (
+    OfflineState,
+    OnlineState,
+    Stage,
+    student_rule,
+    teacher_normalized,
+    teacher_rule,
+)
+from reincarnate.schedules import DistillCoefficient
+from reincarnate.types import Returns
+
+FORMAT = 1
+STATUSES = ("running", "stopped", "done", "failed")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    packages = ("reincarnate", "torch", "envpool", "gymnasium", "numpy", "stable_baselines3")
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in packages if _installed(name)
+    }
+
+
+def build(
+    stage: Stage,
+    status: str,
+    *,
+    evaluate_seconds: float | None,
+    collected: dict[str, Any] | None,
+    offline: OfflineState,
+    online: OnlineState,
+    student_bytes: int | None,
+    coefficient: DistillCoefficient | None,
+) -> dict[str, Any]:
+    """The whole document from what the run knows so far."""
+    return {
+        "format": FORMAT,
+        "status": status,
+        "env": stage.spec.env_id,
+        "teacher": _teacher(stage),
+        "random": _returns(stage.random_return),
+        "student": _student(stage),
+        "buffers": {
+            "teacher": _teacher_buffer(stage.folder, collected),
+            "student": {"agent_steps": online.agent_steps, "bytes": student_bytes},
+        },
+        "phases": {
+            "evaluate": {"seconds": evaluate_seconds},
+            "collect": _collect(collected),
+            "offline": {
+                "seconds": offline.seconds or None,
+                "updates": offline.updates,
+                "updates_per_s": _rate(offline.updates, offline.seconds),
+            },
+            "online": {
+                "seconds": online.seconds or None,
+                "agent_steps": online.agent_steps,
+                "updates": online.updates,
+                "agent_steps_per_s": _rate(online.agent_steps, online.seconds),
+            },
+        },
+        "distill": {
+            "online_first": online.first_m if coefficient else None,
+            "online_last": online.last_m if coefficient else None,
+            "latched_at_agent_step": coefficient.latched_at_agent_step if coefficient else None,
+        },
+        "device": str(stage.device),
+        "precision": stage.precision,
+        "seed": stage.config.seed,
+        "versions": versions(),
+    }
+
+
+def _teacher(stage: Stage) -> dict[str, Any] | None:
+    teacher = stage.teacher
+    if teacher is None:
+        return None
+    described = teacher.to_json()
+    return {name: described[name] for name in ("ref", "resolved", "revision", "sha256", "format")} | {
+        "act": str(teacher_rule(stage)),
+        "return": _returns(stage.teacher_return),
+        "reported": described["reported"],
+    }
+
+
+def _student(stage: Stage) -> dict[str, Any]:
+    offline_return = stage.curves.last_return("offline")
+    final_return = stage.curves.last_return("online")
+    return {
+        "name": stage.config.student,
+        "act": str(student_rule(stage)),
+        "offline_return": _returns(offline_return),
+        "final_return": _returns(final_return),
+        "teacher_normalized": {
+            "offline": _normalized(stage, offline_return),
+            "final": _normalized(stage, final_return),
+        },
+    }
+
+
+def _normalized(stage: Stage, returns: Returns | None) -> float | None:
+    return returns and teacher_normalized(returns, stage.teacher_return, stage.random_return)
+
+
+def _teacher_buffer(folder: Path, collected: dict[str, Any] | None) -> dict[str, Any]:
+    if collected is None:
+        return {"agent_steps": 0, "bytes": None, "path": None}
+    path = os.path.relpath(collected["folder"], folder.resolve())
+    return {"agent_steps": collected["agent_steps"], "bytes": collected["bytes"], "path": path}
+
+
+def _collect(collected: dict[str, Any] | None) -> dict[str, Any]:
+    if collected is None:
+        return {"seconds": None, "agent_steps": 0, "agent_steps_per_s": None, "reused": False}
+    steps, seconds = collected["agent_steps"], collected["seconds"]
+    return {
+        "seconds": seconds,
+        "agent_steps": steps,
+        "agent_steps_per_s": None if collected["reused"] else _rate(steps, seconds),
+        "reused": collected["reused"],
+    }
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count and seconds else None
+
+
+def _returns(returns: Returns | None) -> dict[str, Any] | None:
+    return returns.to_dict() if returns else None
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

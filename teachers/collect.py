@@ -1,0 +1,253 @@
+"""Teacher rollouts into the teacher buffer D_T, an artefact that later runs reuse.
+
+D_T lives in a folder named by what it depends on: the teacher's weights, its environment, the collection
+settings and the seed. It is written in segments while it grows, so a stopped collection goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from reincarnate import files, schedules
+from reincarnate.acting import epsilon_greedy, sample
+from reincarnate.config import CollectConfig
+from reincarnate.envs import make_env
+from reincarnate.errors import UserError
+from reincarnate.replay import Replay
+from reincarnate.replay.store import SegmentRecord, SegmentStore
+from reincarnate.rollout import Acted, ActFunction, Rollout
+from reincarnate.teachers.teacher import Teacher
+from reincarnate.types import Backend, EnvSpec, EnvStep
+
+FORMAT = 1
+#: Called after every vector step with agent steps so far and the mean raw return of finished games (or None).
+OnStep = Callable[[int, float | None], None]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Everything D_T depends on."""
+
+    teacher_sha256: str
+    env: EnvSpec
+    backend: Backend
+    num_envs: int
+    agent_steps: int
+    epsilon_start: float
+    epsilon_end: float
+    epsilon_decay_agent_steps: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, teacher: Teacher, env: EnvSpec, config: CollectConfig, num_envs: int, backend: Backend, seed: int
+    ) -> Collection:
+        """The collection of ``teacher`` in ``env`` with the settings of a run."""
+        return cls(
+            teacher.card.sha256,
+            env,
+            backend,
+            num_envs,
+            config.agent_steps,
+            config.epsilon_start,
+            config.epsilon_end,
+            config.epsilon_decay_agent_steps,
+            seed,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dataclasses.asdict(self) | {"env": self.env.to_dict()}
+
+    @property
+    def key(self) -> str:
+        """Name of the artefact: environment and the first 16 hex digits of a hash of all fields."""
+        text = json.dumps({"format": FORMAT} | self.to_dict(), sort_keys=True)
+        return f"{self.env.env_id}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    @property
+    def folder(self) -> Path:
+        """Where the artefact is cached."""
+        return files.cache_folder() / "teacher-data" / self.key
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A complete D_T, in memory and on disk."""
+
+    replay: Replay
+    folder: Path
+    agent_steps: int
+    reused: bool
+    game_returns: tuple[float, ...]
+
+
+def teacher_act(
+    teacher: Teacher, epsilon: Callable[[], float], generator: torch.Generator | None
+) -> ActFunction:
+    """Act as D_T wants it: a Q-value teacher epsilon-greedily, a policy teacher by sampling."""
+
+    def act(obs: torch.Tensor, step: EnvStep) -> Acted:
+        outputs = teacher.outputs(obs)
+        if teacher.spec.outputs == "policy_logits":
+            action, log_prob = sample(outputs, teacher.temperature, generator)
+            return Acted(action, log_prob, 0.0, outputs)
+        now = epsilon()
+        action, log_prob = epsilon_greedy(outputs, now, generator)
+        return Acted(action, log_prob, now, outputs)
+
+    return act
+
+
+def collect(
+    teacher: Teacher,
+    collection: Collection,
+    replay: Replay,
+    *,
+    device: torch.device,
+    checkpoint: Callable[[], bool] = lambda: False,
+    on_step: OnStep = lambda steps, mean_return: None,
+    folder: Path | None = None,
+) -> Collected:
+    """Fill ``replay`` with ``collection.agent_steps`` transitions of the teacher, or reuse the artefact.
+
+    Args:
+        teacher: on ``device``.
+        replay: empty, with a lane per environment and room for the collection; frozen on return.
+        checkpoint: asked after every vector step whether to write a segment now.
+        on_step: progress; may raise to stop: what was collected is written first.
+        folder: where D_T lives; the cache unless given.
+
+    Raises:
+        UserError: the artefact is damaged, or was made of something else.
+    """
+    folder = folder or collection.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        artefact = _Artefact(folder, collection)
+        artefact.load_into(replay)
+        reused = artefact.complete
+        if not reused:
+            _grow(teacher, collection, replay, artefact, device, checkpoint, on_step)
+    replay.freeze()
+    return Collected(replay, folder, replay.agent_steps, reused, tuple(artefact.game_returns))
+
+
+def load_teacher_data(folder: Path, replay_of: Callable[[int, int], Replay], teacher: Teacher) -> Collected:
+    """A D_T that somebody made, from its folder; ``replay_of(num_envs, agent_steps)`` makes the empty buffer.
+
+    Raises:
+        UserError: no complete D_T there, damaged, or made with another teacher.
+    """
+    manifest = files.read_json(folder / "manifest.json")
+    try:
+        values = manifest["collection"]
+        collection = Collection(**(values | {"env": EnvSpec.from_dict(values["env"])}))
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{folder} holds no teacher data of a known format; collect it again") from None
+    if collection.teacher_sha256 != teacher.card.sha256:
+        raise UserError(
+            f"{folder} was collected with another teacher (sha256 {collection.teacher_sha256[:12]}..., "
+            f"this one has {teacher.card.sha256[:12]}...); pass the matching --teacher or collect it again"
+        )
+    artefact = _Artefact(folder, collection)
+    if not artefact.complete:
+        raise UserError(f"{folder} holds an unfinished collection; run the collection again to complete it")
+    replay = replay_of(collection.num_envs, collection.agent_steps)
+    artefact.load_into(replay)
+    replay.freeze()
+    return Collected(replay, folder, replay.agent_steps, True, tuple(artefact.game_returns))
+
+
+class _Artefact:
+    """The folder of a D_T: segments and the manifest that lists them."""
+
+    def __init__(self, folder: Path, collection: Collection) -> None:
+        self._folder, self._collection = folder, collection
+        self._store = SegmentStore(folder)
+        self.complete = False
+        self.game_returns: list[float] = []
+        if (folder / "manifest.json").exists():
+            self._read_manifest()
+        else:
+            self._store.restore([])
+
+    def _read_manifest(self) -> None:
+        manifest = files.read_json(self._folder / "manifest.json")
+        if manifest.get("format") != FORMAT or manifest.get("collection") != self._collection.to_dict():
+            raise UserError(f"{self._folder} holds teacher data of something else; choose another folder")
+        self._store.restore([SegmentRecord(**record) for record in manifest["segments"]])
+        self.complete = manifest["complete"]
+        self.game_returns = manifest["game_returns"]
+
+    def load_into(self, replay: Replay) -> None:
+        self._store.load_into(replay)
+        self._marks = replay.marks
+
+    def append(self, replay: Replay, complete: bool) -> None:
+        """Write what is new as a segment, then the manifest that counts it."""
+        self._marks = self._store.append_new(replay, self._marks)
+        manifest = {
+            "format": FORMAT,
+            "complete": complete,
+            "collection": self._collection.to_dict(),
+            "agent_steps": replay.agent_steps,
+            "game_returns": self.game_returns,
+            "segments": [dataclasses.asdict(record) for record in self._store.records],
+        }
+        files.write_json(self._folder / "manifest.json", manifest)
+        self.complete = complete
+
+
+def _grow(
+    teacher: Teacher,
+    collection: Collection,
+    replay: Replay,
+    artefact: _Artefact,
+    device: torch.device,
+    checkpoint: Callable[[], bool],
+    on_step: OnStep,
+) -> None:
+    # A continued collection starts new games; its randomness must not repeat the first part's.
+    seed = (collection.seed + replay.agent_steps) % 2**31
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def epsilon() -> float:
+        return schedules.linear(
+            collection.epsilon_start,
+            collection.epsilon_end,
+            collection.epsilon_decay_agent_steps,
+            replay.agent_steps,
+        )
+
+    with make_env(collection.env, collection.num_envs, seed, collection.backend) as env:
+        rollout = Rollout(env, teacher_act(teacher, epsilon, generator), device)
+        with _writing_on_the_way_out(lambda: artefact.append(replay, complete=False)):
+            while replay.agent_steps < collection.agent_steps:
+                outcome = rollout.step()
+                replay.add(outcome.lanes, outcome.rows)
+                artefact.game_returns.extend(game.raw_return for game in outcome.games)
+                recent = artefact.game_returns[-100:]
+                on_step(replay.agent_steps, sum(recent) / len(recent) if recent else None)
+                if checkpoint():
+                    artefact.append(replay, complete=False)
+    artefact.append(replay, complete=True)
+
+
+@contextlib.contextmanager
+def _writing_on_the_way_out(write: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        write()
+        raise
