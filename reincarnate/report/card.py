@@ -1,0 +1,180 @@
+"""The model card: README.md beside ``student.safetensors``, with the metadata that the Hub shows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from reincarnate.report.page import flat, number, teacher_rows, verdict
+from reincarnate.report.rundir import RunData
+from reincarnate.types import Returns
+
+_PAPER = (
+    "Rishabh Agarwal, Max Schwarzer, Pablo Samuel Castro, Aaron Courville, Marc G. Bellemare: "
+    "*Reincarnating Reinforcement Learning: Reusing Prior Computation to Accelerate Progress*, NeurIPS 2022, "
+    "<https://arxiv.org/abs/2206.01626>"
+)
+_SETTINGS = ("preset", "seed", "collect.", "offline.", "online.", "td.", "distill.", "optimizer.")
+
+
+def card(run: RunData) -> str:
+    """Markdown with YAML front matter; ``mean_reward`` is the last evaluation's."""
+    student, teacher = run.result["student"]["name"], run.result["teacher"]
+    about = (
+        f"reincarnated from the teacher {code(teacher['ref'])}" if teacher else "trained without a teacher"
+    )
+    sections = [
+        f"# {_line(student)} on {_line(run.result['env'])}",
+        f"A {code(student)} agent that plays {code(run.result['env'])}, {about} with "
+        f"`reincarnate` {_line(run.result['versions'].get('reincarnate', ''))}. {_line(verdict(run))}",
+        "## Return",
+        _returns(run),
+        _how_measured(run),
+        "## Environment",
+        _bullets([(name, value) for name, value in run.env.items() if name != "kind"]),
+        *_lineage(run),
+        "## Use it",
+        _use(run),
+        "## Training",
+        _training(run),
+    ]
+    return f"---\n{_front_matter(run)}\n---\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _front_matter(run: RunData) -> str:
+    """YAML as agents on the Hub have it, written by the Hub's own library."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    env, student = run.result["env"], run.result["student"]["name"]
+    measured = _last(run)
+    results = (
+        []
+        if measured is None
+        else [
+            EvalResult(
+                task_type="reinforcement-learning",
+                task_name="reinforcement-learning",
+                dataset_type=env,
+                dataset_name=env,
+                metric_type="mean_reward",
+                metric_name="mean_reward",
+                metric_value=f"{measured.mean:.2f} +/- {measured.std:.2f}",
+                verified=False,
+            )
+        ]
+    )
+    tags = [env, "reinforcement-learning", "deep-reinforcement-learning", "reincarnating-rl", student]
+    data = ModelCardData(
+        library_name="reincarnate",
+        pipeline_tag="reinforcement-learning",
+        tags=tags,
+        model_name=student,
+        eval_results=results or None,
+    )
+    return data.to_yaml()
+
+
+def _last(run: RunData) -> Returns | None:
+    return run.returns("final") or run.returns("offline")
+
+
+def _returns(run: RunData) -> str:
+    student = run.result["student"]["name"]
+    labels = {
+        "final": f"{_line(student)} after {run.moment('final')}",
+        "offline": f"{_line(student)} after {run.moment('offline')}",
+        "teacher": "its teacher",
+        "random": "random policy",
+    }
+    rows = [
+        "| | mean return | 95 % interval | std | games | teacher-normalised |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, label in labels.items():
+        returns, share = run.returns(name), run.normalized(name)
+        if returns is not None:
+            low, high = map(number, returns.ci95)
+            cells = (
+                label,
+                number(returns.mean),
+                f"{low} to {high}",
+                number(returns.std),
+                str(returns.n),
+                "–" if share is None else f"{share:.3f}",
+            )
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _how_measured(run: RunData) -> str:
+    teacher = run.result["teacher"]
+    rules = f"The student acts by {code(run.result['student']['act'])}"
+    if teacher and teacher.get("act"):
+        rules += f", the teacher by {code(teacher['act'])}"
+    normalised = " Teacher-normalised: (return - random) / (teacher - random)." if teacher else ""
+    return (
+        f"{rules}. Returns are undiscounted raw scores of whole games, none cut short but by the game's own "
+        f"limit; every environment plays the same number of games; the interval is a bootstrap over games."
+        f"{normalised}"
+    )
+
+
+def _lineage(run: RunData) -> list[str]:
+    rows = teacher_rows(run)
+    return ["## Teacher", _bullets(rows)] if rows else []
+
+
+def _use(run: RunData) -> str:
+    shape = "[B, ...]" if run.spec is None else f"[B, {', '.join(map(str, run.env['obs_shape']))}]"
+    outputs = "Q-values" if run.spec is None or run.spec.get("outputs") == "q_values" else "policy logits"
+    return f"""FOLDER is the folder of this file, or the Hub repository that it was pushed to.
+
+```
+reincarnate teachers eval FOLDER
+reincarnate run --teacher FOLDER --student qdagger-dqn
+```
+
+```python
+import reincarnate
+
+agent = reincarnate.load_teacher("FOLDER")
+print(reincarnate.evaluate_teacher(agent, episodes=32).returns)
+outputs = agent.outputs(obs)  # observations {shape} -> {outputs} [B, actions]
+```"""
+
+
+def _training(run: RunData) -> str:
+    phases = run.result["phases"]
+    amounts = (
+        ("teacher agent steps collected", phases["collect"].get("agent_steps")),
+        ("offline updates", phases["offline"].get("updates")),
+        ("online agent steps", phases["online"].get("agent_steps")),
+        ("online updates", phases["online"].get("updates")),
+    )
+    rows: list[tuple[str, Any]] = [(name, f"{amount:,}") for name, amount in amounts if amount]
+    if run.spec is not None:
+        rows.append(("network", run.spec.get("network")))
+    rows += [(name, value) for name, value in flat(run.config) if name.startswith(_SETTINGS)]
+    rows += [(name, run.result[name]) for name in ("device", "precision")]
+    rows += list(run.result["versions"].items())
+    method = f"\n\nThe method is QDagger: {_PAPER}." if run.result["teacher"] else ""
+    return _bullets(rows) + method
+
+
+def _bullets(rows: list[tuple[str, Any]]) -> str:
+    return "\n".join(f"- {_line(name)}: {code(value)}" for name, value in rows)
+
+
+def code(value: Any) -> str:
+    """As Markdown code on one line; a value cannot break out of it."""
+    text = " ".join(str(value).split()) or " "
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if longest else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _line(value: Any) -> str:
+    """As plain Markdown text on one line."""
+    text = re.sub(r"([\\`*{}\[\]<>#|!&])", r"\\\1", " ".join(str(value).split()))
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\_", text)  # inside a word it means nothing

@@ -1,0 +1,338 @@
+"""Pictures of a run. One x-axis in two parts: offline (updates), then online (agent steps).
+
+Colours are Okabe and Ito's, which people with any colour vision tell apart; line styles differ as well, so
+that the picture survives a black-and-white print. Only ``matplotlib.figure.Figure`` is used: no pyplot, no
+backend, no global state.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reincarnate import files
+from reincarnate.curves import PHASES, Evaluation, Point, moving_mean
+from reincarnate.report.rundir import RunData
+from reincarnate.types import Returns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, SKY, ORANGE, GREEN, GREY = "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#595959"
+_WIDTH_INCHES = 8.0
+_DPI = 150
+_TITLE_LONGEST = 84
+_GAMES_DRAWN_SINGLY = 300
+_EVALUATED, _GAMES = "student, evaluated", "student, training games"
+_PART_TITLES = {"offline": "offline: on the teacher's data", "online": "online: playing itself"}
+_PART_LABELS = {"offline": "updates (offline)", "online": "agent steps (online)"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the x-axis."""
+
+    phase: str  # "offline" or "online"
+    end: int  # updates or agent steps
+
+
+def parts_of(run: RunData) -> list[Part]:
+    """The parts that the run got to; empty before any training."""
+    phases, curves = run.result["phases"], run.curves
+    offline = [phases["offline"]["updates"] or 0]
+    offline += [point.step for point in curves.losses["offline"].points]
+    offline += [evaluation.updates for evaluation in curves.evaluations if evaluation.phase == "offline"]
+    online = [phases["online"]["agent_steps"] or 0]
+    online += [point.step for series in (curves.games, curves.coefficient) for point in series.points]
+    online += [evaluation.agent_steps for evaluation in curves.evaluations if evaluation.phase == "online"]
+    ends = {"offline": max(offline), "online": max(online)}
+    return [Part(phase, ends[phase]) for phase in PHASES if ends[phase] > 0]
+
+
+def curves_figure(run: RunData) -> Figure:
+    """Returns over the whole run; below it m, where the student distils."""
+    parts = parts_of(run)
+    with_m = bool(run.curves.coefficient.points) or _distilled_offline(run)
+    figure, rows = _grid(run, parts, [3.2, 1.0] if with_m else [1.0], 5.4 if with_m else 4.2, 1.0)
+    for part, axes in zip(parts, rows[0], strict=False):
+        _draw_returns(axes, run, part)
+    if not parts:
+        rows[0][0].text(0.5, 0.5, "no training yet", ha="center", color=GREY, transform=rows[0][0].transAxes)
+        rows[0][0].set_xticks([])
+    for axes in rows[0]:
+        _draw_levels(axes, run)
+    rows[0][0].set_ylabel("return per game (raw score)")
+    if with_m:
+        _draw_m_row(run, parts, rows[1])
+    _legend(figure, rows[0])
+    return figure
+
+
+def losses_figure(run: RunData) -> Figure | None:
+    """Temporal-difference and distillation loss; None where nothing was learnt."""
+    names = [
+        (index, label)
+        for index, label in ((0, "TD loss"), (1, "distillation loss"))
+        if any(point.values[index] for series in run.curves.losses.values() for point in series.points)
+    ]
+    parts = [part for part in parts_of(run) if run.curves.losses[part.phase].points]
+    if not names or not parts:
+        return None
+    figure, rows = _grid(run, parts, [1.0] * len(names), 1.2 + 1.7 * len(names), 0.6)
+    for (index, label), row in zip(names, rows, strict=True):
+        row[0].set_ylabel(label)
+        values: list[float] = []
+        for part, axes in zip(parts, row, strict=True):
+            points = run.curves.losses[part.phase].points
+            losses = [_number(point.values[index]) for point in points]
+            axes.plot([point.step for point in points], losses, color=BLUE, lw=1.0)
+            values += losses
+        _scale(row[0], values)
+    return figure
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Logarithmic where losses span more than a factor of 20."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    positive = [value for value in values if value > 0]
+    if not positive or max(positive) < 20 * min(positive):
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """``STEM.png`` and ``STEM.svg``, atomically."""
+    paths = []
+    for kind, options in (("png", {"dpi": _DPI}), ("svg", {"metadata": {"Date": None}})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, **options)
+        path = stem.with_suffix(f".{kind}")
+        files.write_bytes(path, buffer.getvalue())
+        paths.append(path)
+    return paths
+
+
+# ---------------------------------------------------------------- layout
+
+
+def _grid(
+    run: RunData, parts: Sequence[Part], heights: Sequence[float], inches: float, head_inches: float
+) -> tuple[Figure, list[list[Axes]]]:
+    """Rows of panels, one column per part, with a line between the parts where the offline phase ends."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
+    columns = max(1, len(parts))
+    grid = figure.subplots(
+        len(heights),
+        columns,
+        sharey="row",
+        squeeze=False,
+        gridspec_kw={
+            "height_ratios": heights,
+            "width_ratios": [0.38, 0.62] if columns == 2 else [1.0],
+            "wspace": 0.0,
+            "hspace": 0.12,
+        },
+    )
+    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=1 - head_inches / inches)
+    _write_title(figure, _title(run))
+    rows = [list(row) for row in grid]
+    for row in rows:
+        for column, axes in enumerate(row):
+            _style(axes, left=column == 0)
+    for column, part in enumerate(parts):
+        _label_column([row[column] for row in rows], part, last=column == columns - 1)
+    return figure, rows
+
+
+def _write_title(figure: Figure, title: str) -> None:
+    """Left above everything, in a size at which it fits; the middle of a very long one is left out.
+
+    Matplotlib's own font has no East Asian letters and warns about each; they become question marks.
+    """
+    title = "".join(c if c.isprintable() and ord(c) < 0x2E80 else "?" for c in title)
+    if len(title) > _TITLE_LONGEST:
+        title = f"{title[: _TITLE_LONGEST // 2]}…{title[-_TITLE_LONGEST // 2 :]}"
+    size = min(11.5, 11.5 * 60 / len(title))
+    top = 1 - 0.12 / figure.get_figheight()
+    figure.text(0.1, top, title, size=size, weight="bold", va="top", parse_math=False)
+
+
+def _style(axes: Axes, left: bool) -> None:
+    axes.patch.set_visible(False)
+    axes.set_zorder(2 if left else 1)  # the last offline point lies on the boundary, above its line
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#DDDDDD", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, color=GREY)
+    if not left:  # the boundary: the offline phase ends here
+        axes.tick_params(axis="y", length=0, labelleft=False)
+        axes.spines["left"].set(linestyle=(0, (4, 3)), color="black", linewidth=1.1)
+
+
+def _label_column(column: list[Axes], part: Part, last: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    column[0].set_title(_PART_TITLES[part.phase], size=9, color=GREY, pad=5)
+    for axes in column:
+        axes.set_xlim(0, part.end * (1.015 if last else 1.0))
+        prune = None if last else "upper"  # leaves room for the 0 of the next part
+        axes.xaxis.set_major_locator(MaxNLocator(6 if last else 4, steps=[1, 2, 2.5, 5, 10], prune=prune))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+        if axes is not column[-1]:
+            axes.tick_params(labelbottom=False)
+    column[-1].set_xlabel(_PART_LABELS[part.phase])
+
+
+def _legend(figure: Figure, row: Iterable[Axes]) -> None:
+    """Above the panels, where it hides nothing; every entry once."""
+    found: dict[str, Any] = {}
+    for axes in row:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    order = ("teacher", "random policy", _EVALUATED, _GAMES)
+    entries = {label: found[label] for start in order for label in found if label.startswith(start)}
+    if not entries:
+        return
+    inches = figure.get_figheight()
+    figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="upper left",
+        bbox_to_anchor=(0.093, 1 - 0.34 / inches),
+        ncols=2,
+        frameon=False,
+        fontsize=8.5,
+        borderaxespad=0.0,
+        handlelength=2.4,
+        columnspacing=2.0,
+        labelspacing=0.25,
+    )
+
+
+# ---------------------------------------------------------------- returns
+
+
+def _draw_levels(axes: Axes, run: RunData) -> None:
+    teacher, random = run.returns("teacher"), run.returns("random")
+    if teacher is not None:
+        axes.axhspan(*teacher.ci95, color=ORANGE, alpha=0.13, lw=0, zorder=0.5)
+        axes.axhline(teacher.mean, color=ORANGE, lw=1.6, ls=(0, (6, 2)), label=f"teacher  {level(teacher)}")
+    if random is not None:
+        axes.axhline(
+            random.mean, color=GREY, lw=1.3, ls=(0, (1, 1.6)), label=f"random policy  {level(random)}"
+        )
+
+
+def _draw_returns(axes: Axes, run: RunData, part: Part) -> None:
+    if part.phase == "online":
+        _draw_games(axes, run)
+    points = [(_x(evaluation), evaluation.returns) for evaluation in run.curves.evaluations]
+    here = [point for point, e in zip(points, run.curves.evaluations, strict=True) if e.phase == part.phase]
+    before = run.curves.last_return("offline") if part.phase == "online" else None
+    line = [(0, before), *here] if before is not None else here
+    axes.plot([x for x, _ in line], [y.mean for _, y in line], color=BLUE, lw=1.8, zorder=3)
+    if not here:
+        return
+    below = [y.mean - y.ci95[0] for _, y in here]
+    above = [y.ci95[1] - y.mean for _, y in here]
+    bars = axes.errorbar(
+        [x for x, _ in here],
+        [y.mean for _, y in here],
+        yerr=[below, above],
+        fmt="o",
+        ms=5,
+        color=BLUE,
+        capsize=3,
+        lw=1.3,
+        zorder=4,
+        clip_on=False,
+        label=f"{_EVALUATED} (95 % interval)",
+    )
+    for artist in (*bars[1], *bars[2]):
+        artist.set_clip_on(False)
+
+
+def _draw_games(axes: Axes, run: RunData) -> None:
+    points = run.curves.games.points
+    if not points:
+        return
+    steps = [point.step for point in points]
+    singly = len(points) <= _GAMES_DRAWN_SINGLY
+    if singly:
+        axes.plot(steps, [_number(point.values[0]) for point in points], ".", ms=4, color=SKY, alpha=0.7)
+    window = run.config.get("distill", {}).get("window_games", 20)
+    means = [_number(mean) for mean in moving_mean(points, window)]
+    first = _first_full(points, window)
+    label = f"{_GAMES} ({'dots; line: ' if singly else ''}mean of {window})"
+    axes.plot(steps[first:], means[first:], color=SKY, lw=1.1, zorder=2, label=label)
+
+
+def _first_full(points: Sequence[Point], window: int) -> int:
+    """Where the mean starts: the first games to finish are the short ones, so a few are not enough."""
+    enough = min(window, math.ceil(sum(point.count for point in points) / 4))
+    played = 0
+    for index, point in enumerate(points):
+        played += point.count
+        if played >= enough:
+            return index
+    return 0
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _x(evaluation: Evaluation) -> int:
+    return evaluation.updates if evaluation.phase == "offline" else evaluation.agent_steps
+
+
+# ---------------------------------------------------------------- m
+
+
+def _draw_m_row(run: RunData, parts: Sequence[Part], row: Sequence[Axes]) -> None:
+    row[0].set_ylabel("weight m")
+    row[0].set_ylim(-0.04, 1.08)
+    row[0].set_yticks([0, 0.5, 1])
+    for part, axes in zip(parts, row, strict=False):
+        if part.phase == "offline":  # by definition
+            axes.plot([0, part.end], [1, 1], color=GREEN, lw=1.8)
+            continue
+        points = run.curves.coefficient.points
+        axes.plot([p.step for p in points], [_number(p.values[0]) for p in points], color=GREEN, lw=1.8)
+
+
+def _distilled_offline(run: RunData) -> bool:
+    return any(point.values[1] is not None for point in run.curves.losses["offline"].points)
+
+
+# ---------------------------------------------------------------- words
+
+
+def level(returns: Returns) -> str:
+    """E.g. ``69.8 [61.2, 78.5]``."""
+    low, high = returns.ci95
+    return f"{returns.mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def short_count(value: float) -> str:
+    """``250``, ``2.5k``, ``10M``."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _title(run: RunData) -> str:
+    status = run.result["status"]
+    return run.title + ("" if status == "done" else f" ({status})")

@@ -1,0 +1,124 @@
+"""A run directory, read back: what the report is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reincarnate import files
+from reincarnate.curves import Curves
+from reincarnate.errors import UserError
+from reincarnate.types import Returns
+
+RESULT_FORMAT = 1
+_RESULT_PARTS = {
+    "student": dict,
+    "buffers": dict,
+    "phases": dict,
+    "distill": dict,
+    "versions": dict,
+    "env": str,
+    "status": str,
+}
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The JSON documents of one run, as they were written."""
+
+    directory: Path
+    result: dict[str, Any]  # result.json
+    config: dict[str, Any]  # config.json
+    teacher: dict[str, Any] | None  # teacher.json; None for a scratch student
+    curves: Curves
+    spec: dict[str, Any] | None  # of the saved student (its TeacherSpec); None while there is none
+
+    @property
+    def title(self) -> str:
+        """E.g. ``Breakout-v5: bundled/Breakout-dqn → qdagger-dqn``."""
+        teacher, student = self.result["teacher"], self.result["student"]["name"]
+        origin = f"{teacher['ref']} → " if teacher else ""
+        return " ".join(f"{self.result['env']}: {origin}{student}".split())
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """The EnvSpec that the student was measured in, as far as the run's files tell."""
+        if self.spec is not None:
+            return dict(self.spec["env"])
+        return dict(self.teacher["env"]) if self.teacher else {"env_id": self.result["env"]}
+
+    def returns(self, name: str) -> Returns | None:
+        """RETURN of ``teacher``, ``random``, ``offline`` or ``final``; None where nothing was measured."""
+        student = self.result["student"]
+        document = {
+            "teacher": (self.result["teacher"] or {}).get("return"),
+            "random": self.result["random"],
+            "offline": student["offline_return"],
+            "final": student["final_return"],
+        }[name]
+        return Returns.from_dict(document) if document else None
+
+    def moment(self, name: str) -> str:
+        """When ``offline`` or ``final`` was measured, e.g. ``2,500 offline updates``."""
+        phase = "offline" if name == "offline" else "online"
+        counters = self.result["phases"][phase]
+        updates, agent_steps = counters["updates"] or 0, counters.get("agent_steps") or 0
+        for evaluation in self.curves.evaluations:
+            if evaluation.phase == phase:  # the last one counts
+                updates, agent_steps = evaluation.updates, evaluation.agent_steps
+        return f"{updates:,} offline updates" if phase == "offline" else f"{agent_steps:,} online agent steps"
+
+    def normalized(self, name: str) -> float | None:
+        """(x - random) / (G_T - random) of any of :meth:`returns`."""
+        value, teacher, random = self.returns(name), self.returns("teacher"), self.returns("random")
+        if value is None or teacher is None or random is None or teacher.mean == random.mean:
+            return None
+        return (value.mean - random.mean) / (teacher.mean - random.mean)
+
+
+def read_run(directory: Path | str) -> RunData:
+    """Read what :mod:`reincarnate.runner` wrote.
+
+    Raises:
+        UserError: no run there, of another version, or a file of it is damaged.
+    """
+    folder = Path(directory)
+    if not (folder / "result.json").is_file():
+        raise UserError(f"{folder} holds no run with a result yet (no result.json)")
+    result = _object(folder / "result.json")
+    if result.get("format") != RESULT_FORMAT:
+        raise UserError(
+            f"{folder / 'result.json'} has format {result.get('format')!r}, known is {RESULT_FORMAT}"
+        )
+    wrong = [name for name, kind in _RESULT_PARTS.items() if not isinstance(result.get(name), kind)]
+    if wrong:
+        raise UserError(f"{folder / 'result.json'} is damaged: {', '.join(wrong)} missing or of another type")
+    teacher = _object(folder / "teacher.json") if result.get("teacher") else None
+    config = _object(folder / "config.json")
+    return RunData(
+        folder, result, config, teacher, Curves.load(folder / "curves.json"), _student_spec(folder)
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = files.read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def _student_spec(folder: Path) -> dict[str, Any] | None:
+    """The specification in the header of ``student.safetensors``."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / "student.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            spec = json.loads((file.metadata() or {})["reincarnate"])["spec"]
+            return dict(spec)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}); it is not a student") from None
