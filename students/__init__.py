@@ -1,1 +1,1 @@
-"""Students: learners that turn batches into a better policy."""
+"""Students: learners that turn batches into a better policy, and the methods that use a teacher."""

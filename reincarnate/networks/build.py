@@ -44,8 +44,7 @@ def build_network(
     Raises:
         UserError: unknown name or option, a shape that the network cannot take, an image too small.
     """
-    if name not in NETWORKS:
-        raise UserError(f"no network {name!r}; known: {', '.join(NETWORKS)}")
+    _check_name(name)
     _check(name, tuple(obs_shape), num_outputs, options)
     with torch.device("meta"):  # draws nothing from the global generator
         network = Network(NETWORKS[name](tuple(obs_shape), **options), num_outputs)
@@ -60,13 +59,37 @@ def default_network(kind: Literal["atari", "vector"]) -> NetworkName:
     return "impala" if kind == "atari" else "mlp"
 
 
+def default_options(name: str) -> dict[str, Any]:
+    """Every option of a network with its default, as plain JSON values; to be saved beside the weights.
+
+    Raises:
+        UserError: unknown name.
+    """
+    _check_name(name)
+    return {
+        option: list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        for option, parameter in _options(name).items()
+    }
+
+
+def _options(name: str) -> dict[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(NETWORKS[name]).parameters)
+    del parameters["obs_shape"]
+    return parameters
+
+
+def _check_name(name: str) -> None:
+    if name not in NETWORKS:
+        raise UserError(f"no network {name!r}; known: {', '.join(NETWORKS)}")
+
+
 def _check(name: str, obs_shape: tuple[int, ...], num_outputs: int, options: dict[str, Any]) -> None:
     expected = "[features]" if name == "mlp" else "[frames, height, width]"
     if len(obs_shape) != (1 if name == "mlp" else 3) or min(obs_shape) < 1:
         raise UserError(f"the {name} network takes observations {expected}, got {list(obs_shape)}")
     if num_outputs < 1:
         raise UserError(f"a network needs at least one output, got {num_outputs}")
-    known = list(inspect.signature(NETWORKS[name]).parameters)[1:]
+    known = _options(name)
     for option in options:
         if option not in known:
             raise UserError(f"the {name} network has no option {option!r}; known: {', '.join(known)}")

@@ -1,0 +1,205 @@
+"""What a student is, and which ones there are.
+
+A student is a *learner* (an algorithm: how a batch becomes a better policy) under a *method* (which phases
+there are and whether the teacher is distilled). The phases drive every student by the same loop.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from reincarnate.acting import ActRule
+from reincarnate.config import RunConfig
+from reincarnate.device import Precision, choose_precision
+from reincarnate.errors import UserError
+from reincarnate.networks import Network
+from reincarnate.types import Batch, EnvSpec, OutputKind, State
+
+#: Entry-point group through which another installed package offers students.
+GROUP = "reincarnate.students"
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What :meth:`Student.update` wants: transitions, or sequences of ``sequence_length`` steps."""
+
+    sequence_length: int | None = None
+
+
+TRANSITIONS = BatchSpec()
+
+
+class Student(Protocol):
+    """A learner with its networks and optimiser, on one device."""
+
+    network: Network  # what acts, and what is saved as the student
+    network_name: str
+    network_options: Mapping[str, Any]  # all of them, plain JSON values
+    outputs: OutputKind
+    temperature: float  # of the policy softmax(outputs / temperature)
+    batch_spec: BatchSpec
+
+    def initial_state(self, num_envs: int) -> State:
+        """Recurrent state of ``num_envs`` environments at the start of a game; None if feed-forward."""
+
+    def act(self, obs: Tensor, state: State, explore: ActRule) -> tuple[Tensor, Tensor, State]:
+        """Obs [N, *obs_shape] -> action [N] int64, its behaviour log-probability [N], the next state."""
+
+    def update(
+        self, batch: Batch, teacher_log_policy: Tensor | None, coefficient: Tensor
+    ) -> dict[str, Tensor]:
+        """One gradient step; metrics are 0-d tensors on the device, and nothing is read by the host.
+
+        Args:
+            batch: B transitions.
+            teacher_log_policy: [B, A] at ``batch.obs``, or None for a student that does not distil.
+            coefficient: 0-d, m.
+        """
+
+    def sync_target(self) -> None:
+        """Copy the online network to the target network, in place."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The learning rate of the next updates; changed in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks and optimiser, as nested tensors and plain numbers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; training continues as if it had not been interrupted."""
+
+
+class StudentFactory(Protocol):
+    """Makes a student for a run."""
+
+    def __call__(
+        self,
+        config: RunConfig,
+        spec: EnvSpec,
+        device: torch.device,
+        precision: Precision,
+        generator: torch.Generator,
+    ) -> Student:
+        """A fresh student; ``generator``, on ``device``, draws its weights and its actions.
+
+        Raises:
+            UserError: settings that do not fit the environment.
+        """
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a teacher is used."""
+
+    needs_teacher: bool
+    offline: bool  # collect D_T and train on it before playing
+    distill: bool  # lambda_0 * m * KL in the loss
+
+
+SCRATCH_METHOD = Method(needs_teacher=False, offline=False, distill=False)
+QDAGGER_METHOD = Method(needs_teacher=True, offline=True, distill=True)
+
+
+@dataclass(frozen=True)
+class StudentEntry:
+    """A student by name; what an entry point of the group :data:`GROUP` names."""
+
+    name: str  # the same as the entry point's
+    summary: str
+    paper: str
+    method: Method
+    factory: StudentFactory
+
+    def choose_precision(self, config: RunConfig, spec: EnvSpec, device: torch.device) -> Precision:
+        """What ``config.system.precision`` says; ``auto`` is float32 for vectors and timed for images.
+
+        Raises:
+            UserError: settings that do not fit the environment.
+        """
+        if config.system.precision != "auto":
+            return config.system.precision
+        if spec.kind == "vector":
+            return "fp32"  # too small to gain anything
+        batch = _blank_batch(config.optimizer.batch_size, spec, device)
+        uniform = torch.log_softmax(batch.teacher_outputs, dim=1) if self.method.distill else None
+        m = torch.ones((), device=device)
+
+        def work(precision: Precision) -> Callable[[], None]:
+            student = self.factory(config, spec, device, precision, torch.Generator(device))
+
+            def update() -> None:
+                student.update(batch, uniform, m)
+
+            return update
+
+        return choose_precision(device, work)
+
+
+def registry() -> dict[str, StudentEntry]:
+    """Every student that can be loaded, by name; a package whose entry point is broken is left out."""
+    loaded = {name: _load(points) for name, points in sorted(_entry_points().items())}
+    return {name: entry for name, entry in loaded.items() if isinstance(entry, StudentEntry)}
+
+
+def get_student(name: str) -> StudentEntry:
+    """The student called ``name``; no other package's code runs.
+
+    Raises:
+        UserError: no such student (the nearest name is given), or its package cannot be loaded.
+    """
+    points = _entry_points()
+    if name in points:
+        entry = _load(points[name])
+        if isinstance(entry, StudentEntry):
+            return entry
+        raise UserError(f"student {name!r} of {_origin(points[name])} cannot be used: {entry}")
+    close = difflib.get_close_matches(name, points, n=1, cutoff=0.4)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise UserError(f"no student {name!r}{hint}; known: {', '.join(sorted(points))}")
+
+
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    """What is offered under each name; nobody can take a name of ours."""
+    offers: dict[str, dict[str, EntryPoint]] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        offers.setdefault(point.name, {}).setdefault(point.value, point)
+    return {name: _ours(list(points.values())) for name, points in offers.items()}
+
+
+def _ours(points: list[EntryPoint]) -> list[EntryPoint]:
+    ours = [point for point in points if point.value.startswith(f"{GROUP}.")]
+    return ours or points
+
+
+def _load(points: list[EntryPoint]) -> StudentEntry | str:
+    """The student, or what is wrong with it."""
+    if len(points) > 1:
+        return "both offer that name; uninstall one"
+    try:
+        loaded = points[0].load()
+    except Exception as error:  # somebody else's code may raise any
+        return f"{type(error).__name__}: {error}"
+    if not isinstance(loaded, StudentEntry):
+        return f"{points[0].value} is a {type(loaded).__name__}, not a StudentEntry"
+    if loaded.name != points[0].name:
+        return f"its entry calls itself {loaded.name!r}"
+    return loaded
+
+
+def _origin(points: list[EntryPoint]) -> str:
+    return " and ".join(f"package {point.dist.name!r}" if point.dist else point.value for point in points)
+
+
+def _blank_batch(size: int, spec: EnvSpec, device: torch.device) -> Batch:
+    obs = torch.zeros((size, *spec.obs_shape), dtype=spec.obs_dtype, device=device)
+    column = torch.zeros(size, device=device)
+    outputs = torch.zeros((size, spec.num_actions), device=device)
+    return Batch(obs, torch.zeros_like(column, dtype=torch.int64), column, column, obs, outputs, column)
