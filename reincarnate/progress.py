@@ -13,7 +13,7 @@ import sys
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TextIO, cast
 
@@ -27,7 +27,7 @@ WINDOW_SECONDS = 30.0
 #: A terminal is redrawn at most this often.
 REDRAW_SECONDS = 0.2
 _BAR_WIDTHS = (36, 24, 16, 10)
-_WORDS = {"kl": "KL", "games_done": "games"}
+_FIRST = ("return", "G_T", "G_random", "m")
 
 
 class Progress:
@@ -172,7 +172,8 @@ class _Lines:
 
     def start(self, phase: Phase) -> None:
         resumed = f" (from {phase.first:,})" if phase.first else ""
-        self.say(f"{phase.name}: {_amount(phase.total, phase.unit)}{resumed}")
+        amount = "" if phase.total is None else f"{phase.total:,} "
+        self.say(f"{phase.name}: {amount}{phase.unit}{resumed}")
 
     def update(self, phase: Phase, now: float) -> None:
         due = self._due.setdefault(phase, now + self._every)
@@ -336,11 +337,10 @@ def summary(phase: Phase, ended: bool) -> list[str]:
 
 
 def numbers(phase: Phase) -> list[str]:
-    """E.g. ``return 42.1``, ``G_T 69.8``, ``td loss 0.012``."""
-    shown: Mapping[str, SupportsFloat | None] = phase.numbers
-    return [
-        f"{_label(name)} {number_text(float(value))}" for name, value in shown.items() if value is not None
-    ]
+    """E.g. ``return 42.1``, ``G_T 69.8``, ``td loss 0.012``; what matters most comes first."""
+    shown = {name: value for name, value in phase.numbers.items() if value is not None}
+    order = [name for name in _FIRST if name in shown] + [name for name in shown if name not in _FIRST]
+    return [f"{_label(name)} {number_text(float(shown[name]))}" for name in order]
 
 
 def number_text(value: float) -> str:
@@ -374,11 +374,7 @@ def printable(text: str) -> str:
 
 
 def _label(name: str) -> str:
-    return _WORDS.get(name, name if name.startswith("G_") else name.replace("_", " "))
-
-
-def _amount(total: int | None, unit: str) -> str:
-    return unit if total is None else f"{total:,} {unit}"
+    return "KL" if name == "kl" else name if name.startswith("G_") else name.replace("_", " ")
 
 
 class _Lasting:

@@ -266,10 +266,10 @@ def test_the_screen_shows_bar_rate_eta_and_numbers(clock: Clock, terminal: Termi
         assert re.fullmatch(
             r"offline  ━{18}─{18}  1,000/2,000 updates   50%  100\.0 updates/s  ETA 10 s", second
         )
-        assert third == "  G_T 69.8  m 1.00  return 42.0"
+        assert third == "  return 42.0  G_T 69.8  m 1.00"
     assert screen(terminal) == [
         "snapshot written",
-        "offline: 1,000 updates in 10 s  100.0 updates/s  G_T 69.8  m 1.00  return 42.0",
+        "offline: 1,000 updates in 10 s  100.0 updates/s  return 42.0  G_T 69.8  m 1.00",
     ]
 
 

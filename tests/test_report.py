@@ -43,7 +43,7 @@ def make_curves(
     for share in shares if offline else []:
         value = games(random.mean + 20 + 20 * share)
         curves.add_evaluation("offline", round(share * offline), 0, "epsilon=0.01", value)
-    for step in range(0, online, max(1, online // 50)):
+    for step in range(online // 50, online, max(1, online // 50)):
         curves.add_game(step, random.mean + 30 + step / online * 10)
         curves.add_losses("online", step, {"td_loss": 0.02, **({"distill_loss": 0.4} if teacher else {})})
         if teacher:
@@ -298,7 +298,7 @@ def test_the_picture_shows_m(full_figure: Any) -> None:
     _, _, m_offline, m_online = full_figure.axes
     assert line(m_offline, plots.GREEN) == [(0, 1), (2500, 1)]
     steps, values = zip(*line(m_online, plots.GREEN), strict=True)
-    assert values[0] == 1.0
+    assert (steps[0], values[0]) == (0, 1.0)  # recorded from step 200 on; distill.online_first says the rest
     assert values[-1] == 0.0
     assert values[steps.index(2400)] == pytest.approx(1 - 2 * 0.24)
 
@@ -341,9 +341,9 @@ def test_a_run_without_online_phase_has_one_part_with_m(tmp_path: Path) -> None:
 def test_training_games_are_a_mean_over_the_window(full_figure: Any) -> None:
     _, online, *_ = full_figure.axes
     points = line(online, plots.SKY)
-    # games at 0, 200, ... with return 32 + step / 1000; the last 20 end at 9800 and begin at 6000
+    # games at 200, 400, ... with return 32 + step / 1000; the last 20 end at 9800 and begin at 6000
     assert points[-1] == (9800.0, pytest.approx(32 + 7.9))
-    assert points[0][0] == 200 * 12  # the first few games to finish are the short ones: not drawn
+    assert points[0][0] == 200 * 13  # the first few games to finish are the short ones: not drawn
 
 
 def test_thinned_games_are_drawn_as_a_line_only(tmp_path: Path) -> None:
@@ -472,6 +472,14 @@ def test_the_card_tells_what_it_is_and_how_to_use_it(tmp_path: Path) -> None:
         "<https://arxiv.org/abs/2206.01626>",
     ):
         assert words in text
+
+
+def test_a_local_teacher_is_named_without_its_owner_s_folders(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, ref="/home/somebody/models/Breakout/dqn.cleanrl_model")
+    text = model_card(folder)
+    assert "somebody" not in text
+    assert "- ref: `…/Breakout/dqn.cleanrl_model`" in text
+    assert read_run(folder).title == "Breakout-v5: …/Breakout/dqn.cleanrl_model → qdagger-dqn"
 
 
 def test_a_scratch_card_has_no_teacher(tmp_path: Path) -> None:

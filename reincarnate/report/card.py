@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from reincarnate.report.page import flat, number, teacher_rows, verdict
-from reincarnate.report.rundir import RunData
+from reincarnate.report.rundir import RunData, short_path
 from reincarnate.types import Returns
 
 _PAPER = (
@@ -21,7 +21,9 @@ def card(run: RunData) -> str:
     """Markdown with YAML front matter; ``mean_reward`` is the last evaluation's."""
     student, teacher = run.result["student"]["name"], run.result["teacher"]
     about = (
-        f"reincarnated from the teacher {code(teacher['ref'])}" if teacher else "trained without a teacher"
+        f"reincarnated from the teacher {code(short_path(teacher['ref']))}"
+        if teacher
+        else "trained without a teacher"
     )
     sections = [
         f"# {_line(student)} on {_line(run.result['env'])}",
@@ -162,7 +164,8 @@ def _training(run: RunData) -> str:
 
 
 def _bullets(rows: list[tuple[str, Any]]) -> str:
-    return "\n".join(f"- {_line(name)}: {code(value)}" for name, value in rows)
+    shown = ((name, short_path(value) if isinstance(value, str) else value) for name, value in rows)
+    return "\n".join(f"- {_line(name)}: {code(value)}" for name, value in shown)
 
 
 def code(value: Any) -> str:

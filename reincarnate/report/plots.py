@@ -308,8 +308,12 @@ def _draw_m_row(run: RunData, parts: Sequence[Part], row: Sequence[Axes]) -> Non
         if part.phase == "offline":  # by definition
             axes.plot([0, part.end], [1, 1], color=GREEN, lw=1.8)
             continue
-        points = run.curves.coefficient.points
-        axes.plot([p.step for p in points], [_number(p.values[0]) for p in points], color=GREEN, lw=1.8)
+        steps = [point.step for point in run.curves.coefficient.points]
+        values = [_number(point.values[0]) for point in run.curves.coefficient.points]
+        first = run.result["distill"].get("online_first")
+        if first is not None:  # before the first update nothing is recorded
+            steps, values = [0, *steps], [first, *values]
+        axes.plot(steps, values, color=GREEN, lw=1.8)
 
 
 def _distilled_offline(run: RunData) -> bool:

@@ -39,7 +39,7 @@ class RunData:
     def title(self) -> str:
         """E.g. ``Breakout-v5: bundled/Breakout-dqn → qdagger-dqn``."""
         teacher, student = self.result["teacher"], self.result["student"]["name"]
-        origin = f"{teacher['ref']} → " if teacher else ""
+        origin = f"{short_path(teacher['ref'])} → " if teacher else ""
         return " ".join(f"{self.result['env']}: {origin}{student}".split())
 
     @property
@@ -100,6 +100,12 @@ def read_run(directory: Path | str) -> RunData:
     return RunData(
         folder, result, config, teacher, Curves.load(folder / "curves.json"), _student_spec(folder)
     )
+
+
+def short_path(text: str) -> str:
+    """An absolute path by its last two names: pictures have little room, and cards are made public."""
+    path = Path(text)
+    return f"…/{'/'.join(path.parts[-2:])}" if path.is_absolute() and len(path.parts) > 3 else text
 
 
 def _object(path: Path) -> dict[str, Any]:
