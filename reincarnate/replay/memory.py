@@ -1,0 +1,99 @@
+"""How much memory a replay takes, and whether the machine has it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from reincarnate.errors import UserError
+from reincarnate.replay.rows import INTEGERS, TEACHER
+from reincarnate.types import EnvSpec
+
+# Per row on the host: its place in a queue (8), need, leaving count and whether it was executed (1 each).
+_INDEX_BYTES = 11
+
+
+@dataclass(frozen=True)
+class LaneSize:
+    """Rows of one lane of a ring."""
+
+    shortest: int  # a lane's share of the capacity, and what a transition reaches over
+    longest: int  # with room for the last observations of episodes, which are rows but not agent steps
+    reach: int  # rows of the longest transition: its stack and its n steps
+
+
+def lane_size(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, n_step: int) -> LaneSize:
+    """How long a lane is at least and at most.
+
+    Every episode has an action, so twice the share always suffices; an Atari episode has eight and more.
+    """
+    share, reach = math.ceil(capacity_agent_steps / num_envs), spec.frame_stack + n_step
+    episodes = math.ceil(share / 8) if spec.kind == "atari" else share
+    return LaneSize(share + reach, share + episodes + reach, reach)
+
+
+def row_bytes(spec: EnvSpec) -> int:
+    """Bytes of one row in all columns, bookkeeping included."""
+    frame = math.prod(spec.frame_shape) * spec.obs_dtype.itemsize
+    return frame + 4 * (TEACHER + spec.num_actions) + 2 * INTEGERS + _INDEX_BYTES
+
+
+def memory_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, *, n_step: int = 1) -> int:
+    """Bytes that a :class:`~reincarnate.replay.Replay` of these arguments takes at most.
+
+    On the CPU it takes :func:`row_bytes` per row that is really used; elsewhere all of it at once.
+    """
+    return lane_size(spec, num_envs, capacity_agent_steps, n_step).longest * num_envs * row_bytes(spec)
+
+
+def memory_available(device: torch.device) -> int | None:
+    """Free bytes on the device, a container's limit considered; None where nobody tells."""
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
+    free = [amount for amount in (_system_free(), _container_free()) if amount is not None]
+    return min(free, default=None)
+
+
+def check_fits(needed: int, device: torch.device | str, what: str = "the replay buffer") -> None:
+    """Refuse before hours of work what would run out of memory in the middle of it.
+
+    Raises:
+        UserError: ``needed`` bytes are more than the device has free.
+    """
+    device = torch.device(device)
+    available = memory_available(device)
+    if available is not None and needed > available:
+        raise UserError(
+            f"{what} needs {_gigabytes(needed)} on {device} but {_gigabytes(available)} are free; "
+            "ask for a smaller capacity or free some memory"
+        )
+
+
+def _gigabytes(amount: int) -> str:
+    return f"{amount / 1e9:.2f} GB"
+
+
+def _system_free(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """What Linux could give without swapping, page cache included."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(meminfo), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
+
+
+def _container_free(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the limit of a container (cgroup v2) leaves; its page cache can be given back."""
+    limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
+    if not (limit.isdigit() and used.isdigit()):
+        return None
+    cache = re.search(r"^inactive_file (\d+)", _read(cgroup / "memory.stat"), re.MULTILINE)
+    return max(0, int(limit) - int(used) + (int(cache.group(1)) if cache else 0))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

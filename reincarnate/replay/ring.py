@@ -1,0 +1,291 @@
+"""The frame-once replay: a ring of T rows for each of N environments.
+
+Each frame is stored once; stacks are rebuilt when sampling and equal what the environment returned bit for
+bit. Lanes advance on their own, so asynchronous environments can add their rows in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reincarnate.replay import memory, sampling
+from reincarnate.replay.index import Completed, Ints, LaneIndex
+from reincarnate.replay.rows import (
+    ACTION,
+    DISCOUNT,
+    EPSILON,
+    FLAGS,
+    INTEGERS,
+    LOG_PROB,
+    NEXT_NEED,
+    RAW_REWARD,
+    RETURN,
+    REWARD,
+    STEPS,
+    TEACHER,
+    Array,
+    RowBatch,
+    column_names,
+    float_block,
+    integer_block,
+    off_host,
+    on_host,
+    pack_flags,
+    unpack_flags,
+)
+from reincarnate.replay.table import Mirror, Table
+from reincarnate.types import Batch, EnvSpec
+
+
+class Replay:
+    """A ring of lanes of rows (see :mod:`reincarnate.replay.rows`) from which n-step transitions are drawn.
+
+    Lanes grow until ``capacity_agent_steps`` executed actions are stored, and from then on overwrite their
+    oldest rows. The last observation of an episode takes a row without being an agent step, so the ring is
+    longer than the capacity by as many rows as it met then; on the CPU, rows never used take no memory.
+
+    Attributes:
+        spec: environments the rows come from.
+        num_envs: N lanes.
+        capacity: agent steps that fit, at least, at the density of episodes seen when it first filled up.
+        n_step, discount: what :meth:`sample` returns; not part of the stored rows.
+        device: where the tables and the batches are.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        capacity_agent_steps: int,
+        *,
+        n_step: int,
+        discount: float,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_envs < 1 or capacity_agent_steps < 1 or n_step < 1:
+            raise ValueError("num_envs, capacity_agent_steps and n_step must be at least 1")
+        self.spec, self.num_envs, self.n_step, self.discount = spec, num_envs, n_step, discount
+        self.device = torch.device(device)
+        self.capacity = capacity_agent_steps
+        size = memory.lane_size(spec, num_envs, capacity_agent_steps, n_step)
+        self._index = LaneIndex(
+            num_envs, capacity_agent_steps, size, stack=spec.frame_stack, n_step=n_step, discount=discount
+        )
+        rows = size.longest * num_envs
+        self._frames = Table((rows, *spec.frame_shape), spec.obs_dtype, self.device)
+        self._integers = Table((rows, INTEGERS), torch.int16, self.device)
+        self._floats = Table((rows, TEACHER + spec.num_actions), torch.float32, self.device)
+        self._queue = Mirror(self._index.queue, self.device)
+        self._summary = Mirror(self._index.summary, self.device)
+        self._sizes = Mirror(self._index.sizes, self.device)
+        self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=self.device)
+        self._frozen: Tensor | None = None
+
+    @property
+    def agent_steps(self) -> int:
+        """Executed actions stored."""
+        return self._index.executed_rows
+
+    @property
+    def sampleable(self) -> int:
+        """Transitions that :meth:`sample` draws from."""
+        return self._index.sampleable
+
+    @property
+    def rows(self) -> int:
+        """Rows stored, the last observations of episodes included."""
+        return int((self._index.total - self._index.oldest).sum())
+
+    @property
+    def bytes_per_transition(self) -> int:
+        """Bytes of one row in all columns, bookkeeping included."""
+        return memory.row_bytes(self.spec)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows stored now."""
+        return self.rows * self.bytes_per_transition
+
+    @property
+    def marks(self) -> Ints:
+        """Rows ever added to each lane [N]; what :meth:`rows_since` continues from."""
+        return self._index.total.copy()
+
+    @property
+    def oldest(self) -> Ints:
+        """Number of the oldest row stored of each lane [N], counted as :attr:`marks` are."""
+        return self._index.oldest
+
+    def can_sample(self, batch_size: int = 1) -> bool:
+        """Whether at least ``batch_size`` different transitions are there."""
+        return self.sampleable >= batch_size
+
+    def add(self, lanes: Ints, rows: RowBatch) -> None:
+        """Append one row to each of ``lanes`` [n] int64, distinct, in any order.
+
+        Raises:
+            ValueError: the buffer is frozen, lanes repeat or do not exist, or a shape is not the EnvSpec's.
+        """
+        numbers = lanes.tolist()
+        if len(set(numbers)) != len(numbers) or not all(0 <= lane < self.num_envs for lane in numbers):
+            raise ValueError(f"lanes must be distinct and below {self.num_envs}, got {numbers}")
+        self._check(len(numbers), rows)
+        flags = pack_flags(rows)
+        pushed = self._index.push(lanes, on_host(rows.reward), flags)
+        self._store(pushed.row, rows, flags, pushed.need)
+        self._finish(pushed.completed)
+
+    def sample(self, batch_size: int, generator: torch.Generator | None) -> Batch:
+        """Draw n-step transitions uniformly, with replacement, from all that are stored whole.
+
+        No tensor is read by the host. ``generator`` belongs to :attr:`device`.
+
+        Raises:
+            ValueError: no transition is whole yet; :meth:`can_sample` tells beforehand.
+        """
+        if not self.can_sample():
+            raise ValueError(f"no whole {self.n_step}-step transition among {self.rows} rows yet")
+        return self.gather(self.draw(batch_size, generator))
+
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Flat indices [B] int64 of the rows that :meth:`sample` would return."""
+        if self._frozen is not None:
+            return sampling.draw_from_list(batch_size, generator, self._frozen)
+        return sampling.draw_from_lanes(
+            batch_size, generator, self._summary.tensor, self._queue.tensor, self._sizes.tensor[0]
+        )
+
+    def gather(self, rows: Tensor) -> Batch:
+        """Transitions that start at ``rows`` [B], flat indices of sampleable rows."""
+        return sampling.gather(
+            rows,
+            frames=self._frames.tensor,
+            integers=self._integers.tensor,
+            floats=self._floats.tensor,
+            back=self._back,
+            num_lanes=self.num_envs,
+            num_rows=self._sizes.tensor[1],
+        )
+
+    def sampleable_rows(self) -> Tensor:
+        """Flat indices ``slot * N + lane`` of everything :meth:`sample` draws from, lane by lane."""
+        return torch.from_numpy(self._index.sampleable_rows()).to(self.device)
+
+    def freeze(self) -> None:
+        """Make the buffer static: it takes no more rows, and draws come from one list."""
+        self._frozen = self.sampleable_rows()
+
+    def rows_since(self, marks: Ints, limit: int | None = None) -> tuple[dict[str, Array], Ints]:
+        """Rows added since ``marks`` [N], for storage, and the marks to continue from.
+
+        ``limit`` bounds the rows of one call (to one per lane at least); without it all are copied at once.
+
+        The rows of a lane are consecutive, oldest first, lane after lane: ``counts[l]`` of them starting
+        with row number ``starts[l]``. Rows overwritten meanwhile are left out: ``starts - marks`` says how
+        many. ``ring`` is :attr:`ring`.
+        """
+        starts = np.maximum(np.asarray(marks, dtype=np.int64), self.oldest)
+        counts = self._index.total - starts
+        if limit is not None:
+            counts = np.minimum(counts, max(1, limit // self.num_envs))
+        lanes = [
+            self._index.flat(np.arange(start, start + count), lane)
+            for lane, (start, count) in enumerate(zip(starts, counts, strict=True))
+        ]
+        columns = self._read(np.concatenate(lanes))
+        return columns | {"starts": starts, "counts": counts, "ring": self.ring}, starts + counts
+
+    @property
+    def ring(self) -> Ints:
+        """[2] capacity, and the rows per lane once they are settled, else 0."""
+        return np.array((self.capacity, self._index.length if self._index.settled else 0), dtype=np.int64)
+
+    def follow(self, ring: Sequence[int]) -> None:
+        """Before rows are loaded: overwrite rows as early as the buffer that :attr:`ring` was read from.
+
+        Does nothing for a buffer of another capacity, or one whose lanes had not settled.
+
+        Raises:
+            ValueError: the buffer is not empty.
+        """
+        capacity, length = ring
+        if capacity == self.capacity and length:
+            self._index.settle(length)
+            self._sizes.update(slice(None))
+
+    def append_rows(self, arrays: dict[str, Array]) -> None:
+        """Add what :meth:`rows_since` returned, in the order in which it was returned.
+
+        Raises:
+            ValueError: rows of other lanes or shapes, or rows that are not after those already there.
+        """
+        starts, counts = arrays["starts"], arrays["counts"]
+        rows = RowBatch(**{name: arrays[name] for name in column_names()})
+        if starts.shape != (self.num_envs,):
+            raise ValueError(f"rows of {len(starts)} environments, not {self.num_envs}")
+        if on_host(rows.frame).dtype != self._frames.read(np.arange(0)).dtype:
+            raise ValueError(f"frames of {rows.frame.dtype}")
+        self._check(int(counts.sum()), rows)
+        for lane in np.flatnonzero(starts != self._index.total):
+            self._index.skip(int(lane), int(starts[lane]))
+        begin = np.cumsum(counts) - counts
+        for run in range(0, int(counts.max()), self._index.longest_run):
+            end = np.minimum(run + self._index.longest_run, counts)
+            for lane in np.flatnonzero(end > run):
+                self._append_run(int(lane), rows.part(slice(begin[lane] + run, begin[lane] + end[lane])))
+
+    def _append_run(self, lane: int, rows: RowBatch) -> None:
+        flags = pack_flags(rows)
+        pushed = self._index.push_run(lane, on_host(rows.reward), flags)
+        self._store(pushed.row, rows, flags, pushed.need)
+        self._finish(pushed.completed)
+
+    def _check(self, number: int, rows: RowBatch) -> None:
+        if self._frozen is not None:
+            raise ValueError("the buffer is frozen")
+        if rows.frame.shape != (number, *self.spec.frame_shape):
+            expected = (number, *self.spec.frame_shape)
+            raise ValueError(f"frames must have shape {expected}, got {tuple(rows.frame.shape)}")
+        outputs = rows.teacher_outputs
+        if outputs is not None and outputs.shape != (number, self.spec.num_actions):
+            expected = (number, self.spec.num_actions)
+            raise ValueError(f"teacher outputs must have shape {expected}, got {tuple(outputs.shape)}")
+
+    def _store(self, row: Ints, rows: RowBatch, flags: Array, need: Array) -> None:
+        """Write the columns of new rows; what their future decides follows later."""
+        self._frames.write(row, rows.frame)
+        self._integers.write(row, integer_block(on_host(rows.action), flags, need))
+        self._floats.write(row, float_block(rows, self.spec.num_actions))
+        if off_host(rows.behaviour_log_prob):
+            log_prob = torch.as_tensor(rows.behaviour_log_prob)[:, None]
+            self._floats.write(row, log_prob, slice(LOG_PROB, LOG_PROB + 1))
+        if rows.teacher_outputs is not None and off_host(rows.teacher_outputs):
+            self._floats.write(row, rows.teacher_outputs, slice(TEACHER, None))
+
+    def _finish(self, done: Completed) -> None:
+        """Write what the future of completed rows is, and let draws know of them."""
+        if len(done.row):
+            floats = np.stack((done.reward, done.discount), axis=1)
+            self._floats.write(done.row, floats, slice(RETURN, DISCOUNT + 1))
+            integers = np.stack((done.next_need, done.steps), axis=1)
+            self._integers.write(done.row, integers, slice(NEXT_NEED, STEPS + 1))
+            self._queue.update(done.position)
+        self._summary.update(slice(None))
+        self._sizes.update(slice(None))
+
+    def _read(self, rows: Ints) -> dict[str, Array]:
+        integers, floats = self._integers.read(rows), self._floats.read(rows)
+        columns: dict[str, Array] = {
+            "frame": self._frames.read(rows),
+            "action": integers[:, ACTION].copy(),
+            "reward": floats[:, REWARD].copy(),
+            "raw_reward": floats[:, RAW_REWARD].copy(),
+            "teacher_outputs": floats[:, TEACHER:].copy(),
+            "behaviour_log_prob": floats[:, LOG_PROB].copy(),
+            "epsilon": floats[:, EPSILON].copy(),
+        }
+        return columns | unpack_flags(integers[:, FLAGS])
