@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -20,6 +21,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 WORTH_BF16 = 1.15
 #: Real updates before a capture: they settle cuDNN's choice of algorithm and Adam's lazy state.
 WARM_UP_UPDATES = 12
+#: Rounds of timing to choose a precision, fewer when they take longer than this.
+TIMED_ROUNDS, TIMING_SECONDS = 6, 3.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -102,9 +105,9 @@ def synchronize(device: torch.device) -> None:
 class Step:
     """A function without arguments that the CPU calls and CUDA captures once and replays.
 
-    The first :data:`WARM_UP_UPDATES` calls run it eagerly on the stream that is captured; then it is recorded,
-    which computes nothing, and every later call replays it. So each call is one run of the function, and
-    what it reads must stay where it is in memory.
+    The first :data:`WARM_UP_UPDATES` calls run it eagerly on the stream that is captured; then it is
+    recorded, which computes nothing, and every later call replays it. So each call is one run of the
+    function, and what it reads must stay where it is in memory.
 
     Args:
         function: one whole update; reads no device value on the host.
@@ -158,20 +161,27 @@ class Step:
             gc.enable()
 
 
-def _fastest(steps: dict[Precision, Step], device: torch.device, rounds: int = 5) -> dict[Precision, float]:
+def _fastest(steps: dict[Precision, Step], device: torch.device) -> dict[Precision, float]:
     """Seconds of each step's shortest call, taken in turns: other work on the machine only adds to it."""
     for step in steps.values():
-        for _ in range(WARM_UP_UPDATES + 1 if device.type == "cuda" else 2):
+        for _ in range(WARM_UP_UPDATES + 1 if device.type == "cuda" else 1):
             step()
-    times: dict[Precision, list[float]] = {precision: [] for precision in steps}
-    for _ in range(rounds):
+    shortest = dict.fromkeys(steps, math.inf)
+    began = time.perf_counter()
+    for _ in range(TIMED_ROUNDS):
         for precision, step in steps.items():
-            synchronize(device)
-            started = time.perf_counter()
-            step()
-            synchronize(device)
-            times[precision].append(time.perf_counter() - started)
-    return {precision: min(seconds) for precision, seconds in times.items()}
+            shortest[precision] = min(shortest[precision], _seconds(step, device))
+        if time.perf_counter() - began > TIMING_SECONDS:
+            break
+    return shortest
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    synchronize(device)
+    started = time.perf_counter()
+    step()
+    synchronize(device)
+    return time.perf_counter() - started
 
 
 def _keep_freed_memory() -> None:
