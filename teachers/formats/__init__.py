@@ -13,6 +13,7 @@ from reincarnate.errors import UserError
 from reincarnate.teachers.formats import cleanrl_flax, cleanrl_torch, native
 from reincarnate.teachers.formats._checkpoint import Checkpoint, Hints
 from reincarnate.teachers.formats._probe import refuse_what_is_no_checkpoint
+from reincarnate.teachers.formats._text import one_line
 from reincarnate.teachers.formats.native import save_native
 
 __all__ = ["FORMATS", "Checkpoint", "Format", "Hints", "detect_and_read", "save_native"]
@@ -36,6 +37,9 @@ FORMATS: dict[str, Format] = {
 }
 
 
+_MAX_MESSAGE = 600  # characters
+
+
 def detect_and_read(path: Path, hints: Hints | None = None) -> Checkpoint:
     """Read a checkpoint of any known format.
 
@@ -47,9 +51,16 @@ def detect_and_read(path: Path, hints: Hints | None = None) -> Checkpoint:
         UserError: no such file, no checkpoint (a Git LFS pointer, an HTML page, ...), an unknown format, a
             damaged or unsafe file, weights of an unknown shape or at odds with their environment.
     """
+    try:
+        return _read(path, hints or Hints())
+    except UserError as error:  # keys and values of the file may be in it: anything at all
+        raise UserError(one_line(str(error), _MAX_MESSAGE)) from None
+
+
+def _read(path: Path, hints: Hints) -> Checkpoint:
     for reader in FORMATS.values():
         if reader.matches(path):
-            return reader.read(path, hints or Hints())
+            return reader.read(path, hints)
     refuse_what_is_no_checkpoint(path)
     known = "; ".join(reader.SUMMARY for reader in FORMATS.values())
     raise UserError(f"{path} is in no format that can be read ({known})")

@@ -29,9 +29,11 @@ _CLEANRL_ATARI: dict[str, Any] = {
 }
 _FULL_ACTION_SET = 18
 #: ``{env_id}-{exp_name}-seed1`` on the Hub, ``{env_id}__{exp_name}__1__{time}`` in CleanRL's runs folder.
-_RUN_NAME = re.compile(r"(?P<env>\w+?-v\d+)(?:(?:-|__)(?P<exp>[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*))?(?![\w])")
-#: ``Breakout-dqn``: a game without a version.
-_GAME_NAME = re.compile(r"(?P<game>[A-Za-z][A-Za-z0-9]*)(?:[-_]|$)")
+_RUN_NAME = re.compile(
+    r"(?P<env>\w+?-v\d+)(?:(?:-|__)(?P<exp>[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*))?(?![A-Za-z0-9])"
+)
+#: ``Breakout-dqn``, ``CartPole``: a name without a version.
+_BARE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?=[-_.]|$)")
 
 
 def cleanrl_environment(
@@ -98,12 +100,10 @@ def _env_id(path: Path, hints: Hints, recorded: Mapping[str, Any], is_image: boo
     if isinstance(stored, str) and stored:
         return stored, "arguments stored in the file"
     for kind, name in _names(path, hints):
-        found = _RUN_NAME.match(name)
+        run = _RUN_NAME.match(name)
+        found = run["env"] if run else _bare_env_id(name, is_image)
         if found:
-            return found["env"], f"the {kind} name {name!r}"
-        game = _GAME_NAME.match(name)
-        if is_image and game and _is_known(f"{game['game']}-v5"):
-            return f"{game['game']}-v5", f"the {kind} name {name!r}"
+            return found, f"the {kind} name {name!r}"
     raise UserError(f"{path}: nothing tells which environment this teacher plays; name it with --env")
 
 
@@ -124,9 +124,13 @@ def _script(path: Path, hints: Hints, recorded: Mapping[str, Any]) -> str | None
     return next((run["exp"] for run in runs if run and run["exp"]), None)
 
 
-def _is_known(env_id: str) -> bool:
+def _bare_env_id(name: str, is_image: bool) -> str | None:
+    """The environment that a name opens with, if there is one of the right kind."""
+    bare = _BARE_NAME.match(name)
+    if not bare:
+        return None
     try:
-        env_spec(env_id)
+        env = env_spec(bare[0])
     except UserError:
-        return False
-    return True
+        return None
+    return env.env_id if (env.kind == "atari") == is_image else None

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reincarnate.errors import UserError
+from reincarnate.teachers.formats._text import reason
 
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
@@ -26,8 +27,11 @@ _DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128", "bool"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
-#: Leading bytes of a non-empty map or list.
-_CONTAINERS = frozenset((*range(0x81, 0x90), *range(0x91, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
+# Leading bytes: a non-empty map, a non-empty list, text; and how long the longer ones' counts make them.
+_MAPS = frozenset((*range(0x81, 0x90), 0xDE, 0xDF))
+_LISTS = frozenset((*range(0x91, 0xA0), 0xDC, 0xDD))
+_TEXTS = frozenset((*range(0xA1, 0xC0), 0xD9, 0xDA, 0xDB))
+_LEAD_BYTES = {0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
 
 
 class _Damaged(Exception):
@@ -35,8 +39,12 @@ class _Damaged(Exception):
 
 
 def looks_like_msgpack(head: bytes) -> bool:
-    """Whether the first byte opens a map or a list."""
-    return bool(head) and head[0] in _CONTAINERS
+    """Whether a file opens with a map whose first key is text, or with a list of maps or lists."""
+    lead = head[0] if head else 0
+    inner = head[_LEAD_BYTES.get(lead, 1) :][:1]  # empty where the file is cut there
+    if lead in _MAPS:
+        return not inner or inner[0] in _TEXTS
+    return lead in _LISTS and (not inner or inner[0] in _MAPS | _LISTS)
 
 
 def read_tree(path: Path) -> Any:
@@ -60,8 +68,9 @@ def read_tree(path: Path) -> Any:
         )
         return _join_chunks(tree)
     except (_Damaged, ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path} is not a complete flax msgpack file ({reason}); download it again") from None
+        raise UserError(
+            f"{path} is not a complete flax msgpack file ({reason(error)}); download it again"
+        ) from None
 
 
 def _extension(code: int, data: bytes) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import stat
 from pathlib import Path
 
 from reincarnate.errors import UserError
+from reincarnate.teachers.formats._text import one_line
 
 HEAD_BYTES = 4096
 _MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")
@@ -45,6 +47,7 @@ def refuse_what_is_no_checkpoint(path: Path) -> None:
 
 
 def _mishap(head: bytes) -> str | None:
+    excerpt = one_line(head.decode(errors="replace"), 60)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:
         return "empty; download it again"
@@ -55,13 +58,13 @@ def _mishap(head: bytes) -> str | None:
     if text.startswith(_MARKUP):
         return "an HTML page, perhaps a login or an error page; download the raw file"
     if text.startswith((b"{", b"[")):
-        return f"JSON text, perhaps an error message ({_excerpt(head)}); download the raw file"
+        return f"JSON text, perhaps an error message ({excerpt}); download the raw file"
     if _is_pickle(head):
         return "a bare Python pickle, which could run code when opened; save the state dict with torch.save"
     if head.startswith(b"\x1f\x8b") or head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
         return "a compressed or tar archive; unpack it and name the checkpoint inside"
     if _is_text(head):
-        return f"text ({_excerpt(head)})"
+        return f"text ({excerpt})"
     return None
 
 
@@ -73,19 +76,10 @@ def _is_pickle(head: bytes) -> bool:
 
 
 def _is_text(head: bytes) -> bool:
-    return all(byte >= 0x20 or byte in b"\t\r\n" for byte in head) and _decodes(head)
-
-
-def _decodes(head: bytes) -> bool:
+    if any(byte < 0x20 and byte not in b"\t\r\n" for byte in head):
+        return False
     try:
-        head[:-3].decode() if len(head) == HEAD_BYTES else head.decode()  # a character may be cut
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _excerpt(head: bytes, length: int = 60) -> str:
-    """The beginning as one line of printable text."""
-    text = " ".join(head.decode(errors="replace").split())
-    shown = "".join(char if char.isprintable() else "?" for char in text)
-    return shown if len(shown) <= length else shown[:length] + "..."

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from reincarnate.errors import UserError
+from reincarnate.teachers.formats._text import reason
 
 _LOCAL_HEADER_BYTES = 30
 #: All that a state dict of plain tensors imports.
@@ -44,7 +45,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere inside; nothing of it was executed
-        raise UserError(f"{path} cannot be read by torch.load ({_one_line(error)})") from None
+        raise UserError(f"{path} cannot be read by torch.load ({reason(error)})") from None
     return _state_dict(path, loaded)
 
 
@@ -54,9 +55,9 @@ def _read_pickle(path: Path) -> bytes:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        raise UserError(f"{path} is truncated or damaged ({_one_line(error)}); download it again") from None
+        raise UserError(f"{path} is truncated or damaged ({reason(error)}); download it again") from None
     pickles = [member for member in members if member.filename.endswith("/data.pkl")]
-    if len(pickles) != 1:
+    if not pickles:
         raise UserError(
             f"{path} is a zip archive that torch.save did not write (no data.pkl in it); "
             "Stable-Baselines3 archives are not read yet"
@@ -65,8 +66,11 @@ def _read_pickle(path: Path) -> bytes:
         raise UserError(f"{path} is a compressed archive, which torch.save never writes; not opened")
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise UserError(f"{path} claims more content than the file holds; not opened")
-    contents = {member.filename: _member(path, member) for member in members}
-    return contents[pickles[0].filename]
+    if len(pickles) > 1:
+        raise UserError(f"{path} has more than one data.pkl, which torch.save never writes; not opened")
+    for member in members:
+        _member(path, member)
+    return _member(path, pickles[0])
 
 
 def _member(path: Path, member: zipfile.ZipInfo) -> bytes:
@@ -87,7 +91,7 @@ def _check_imports(path: Path, pickled: bytes) -> None:
     try:
         operations = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(pickled)]
     except Exception as error:  # pickletools raises whatever the bytes lead it to
-        raise UserError(f"{path} is damaged: its data.pkl is no pickle ({_one_line(error)})") from None
+        raise UserError(f"{path} is damaged: its data.pkl is no pickle ({reason(error)})") from None
     for name, argument in operations:
         if name == "GLOBAL" and argument not in _IMPORTS:
             what = str(argument).replace(" ", ".")
@@ -108,8 +112,3 @@ def _state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
         if value.numel() * value.element_size() > limit:  # strides of 0 repeat a few bytes without end
             raise UserError(f"{path}: {key}: shape {list(value.shape)} needs more bytes than the file has")
     return dict(loaded)
-
-
-def _one_line(error: Exception, length: int = 120) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= length else text[:length] + "..."

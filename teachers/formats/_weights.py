@@ -120,10 +120,7 @@ def assemble(layers: Layers, image_size: tuple[int, int] | None = None) -> Weigh
         _check_numbers(layers.path, entry)
         check_shape(layers.path, entry, (None,) * len(entry.axes))
     num_outputs = layers.entries["head.weight"].shape[0]
-    if layers.network == "mlp":
-        obs_shape, sides = (layers.entries["trunk.layers.0.weight"].shape[1],), None
-    else:
-        obs_shape, sides = _image_shape(layers, image_size)
+    obs_shape, sides = _observation_shape(layers, image_size)
     options = _sizes(layers)
     expected = build_network(layers.network, obs_shape, num_outputs, device="meta", **options).state_dict()
     for name, entry in layers.entries.items():
@@ -144,7 +141,7 @@ def _check_numbers(path: Path, entry: Entry) -> None:
         raise UserError(f"{path}: {entry.key}: expected floating-point weights, found {entry.array.dtype}")
     if entry.array.numel() == 0:
         raise UserError(f"{path}: {entry.key}: empty, shape {_shape(entry.array)}")
-    check_finite(path, entry.key, entry.array)
+    check_finite(path, entry.key, entry.array.float())  # what is finite in float64 may overflow here
 
 
 def _sizes(layers: Layers) -> dict[str, Any]:
@@ -159,10 +156,12 @@ def _sizes(layers: Layers) -> dict[str, Any]:
     return sizes | options
 
 
-def _image_shape(
+def _observation_shape(
     layers: Layers, image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, ...], tuple[int, int] | None]:
-    """Observation shape [frames, height, width], and the range of sides if the size had to be chosen."""
+    """[features] or [frames, height, width], and the range of sides if the image size had to be chosen."""
+    if layers.network == "mlp":
+        return (layers.entries["trunk.layers.0.weight"].shape[1],), None
     first = "trunk.conv1.weight" if layers.network == "nature" else "trunk.sections.0.conv.weight"
     last = "trunk.conv3.weight" if layers.network == "nature" else "trunk.sections.2.conv.weight"
     frames, channels = layers.entries[first].shape[1], layers.entries[last].shape[0]
@@ -175,7 +174,7 @@ def _image_shape(
     if rest or side * side != cells or not fitting:
         raise UserError(
             f"{layers.path}: {flat.key}: {flat.shape[1]} inputs are not {channels} channels of a square "
-            "image; give image_size if it is not square"
+            "image; Hints(image_size=...) reads others"
         )
     chosen = _DEFAULT_SIDE if _DEFAULT_SIDE in fitting else next(size for size in fitting if size % 8 == 0)
     return (frames, chosen, chosen), (fitting[0], fitting[-1])
@@ -195,7 +194,7 @@ def _to_torch(name: str, layers: Layers, obs_shape: tuple[int, ...]) -> Tensor:
     array = entry.array.permute(entry.axes)
     if name == "trunk.fc.weight" and layers.convention.flatten == "hwc":
         height, width = (feature_side(layers.network, side) for side in obs_shape[1:])
-        array = array.unflatten(1, (height, width, -1)).permute(0, 3, 1, 2).flatten(1)
+        array = array.reshape(len(array), height, width, -1).permute(0, 3, 1, 2).flatten(1)
     return array.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 

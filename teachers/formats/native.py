@@ -25,6 +25,7 @@ from reincarnate.teachers.formats import _weights
 from reincarnate.teachers.formats._checkpoint import Checkpoint, Hints
 from reincarnate.teachers.formats._environment import fit_environment
 from reincarnate.teachers.formats._probe import head_of
+from reincarnate.teachers.formats._text import reason
 from reincarnate.teachers.formats._weights import Entry
 from reincarnate.teachers.teacher import Reported, TeacherSpec
 from reincarnate.types import EnvSpec
@@ -65,7 +66,8 @@ def save_native(
         The file.
 
     Raises:
-        ValueError: the network is not what ``spec`` describes, or ``metadata`` is not JSON.
+        ValueError: the network is not what ``spec`` describes.
+        TypeError: ``metadata`` is not JSON.
     """
     file = path if path.suffix == ".safetensors" else path / FILE_NAME
     state = {
@@ -97,7 +99,8 @@ def read(path: Path, hints: Hints) -> Checkpoint:
         raise UserError(f"{path} is a safetensors file that reincarnate did not write: no {_KEY!r} metadata")
     header = _header(path, metadata[_KEY])
     spec = _parse(TeacherSpec, header["spec"], f"{path}: spec")
-    reported = header["reported"] and _parse(Reported, header["reported"], f"{path}: reported")
+    claim = header["reported"]
+    reported = None if claim is None else _parse(Reported, claim, f"{path}: reported")
     state = _checked_state(path, spec, tensors)
     if hints.env_id is None:
         return Checkpoint(spec, state, NAME, reported)
@@ -110,13 +113,12 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is truncated or damaged ({reason}); download it again") from None
+        raise UserError(f"{path} is truncated or damaged ({reason(error)}); download it again") from None
 
 
 def _header(path: Path, text: str) -> dict[str, Any]:
     try:
-        header = json.loads(text)
+        header = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise UserError(f"{path}: its {_KEY!r} metadata is not JSON; the file is damaged") from None
     version = header.get("format") if isinstance(header, dict) else None
@@ -128,14 +130,20 @@ def _header(path: Path, text: str) -> dict[str, Any]:
     return dict(header)
 
 
+def _refuse_constant(name: str) -> None:
+    """NaN and infinities are no JSON, though Python's parser takes them."""
+    raise ValueError(name)
+
+
 def _checked_state(path: Path, spec: TeacherSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, if they are exactly the network's."""
     try:
         expected = spec.build("meta").state_dict()
-    except (UserError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path}: spec describes no network ({error})") from None
+    except Exception as error:  # the options come from the file: anything may be wrong with them
+        raise UserError(f"{path}: spec describes no network ({reason(error)})") from None
     _weights.refuse_keys(path, tensors, expected, f"the {spec.network} network")
-    for name, value in tensors.items():
+    for name in expected:
+        value = tensors[name]
         if value.dtype != torch.float32:
             raise UserError(f"{path}: {name}: expected torch.float32, found {value.dtype}")
         _weights.check_shape(
@@ -148,6 +156,8 @@ def _checked_state(path: Path, spec: TeacherSpec, tensors: Mapping[str, Tensor])
 def _other_environment(path: Path, recorded: EnvSpec, env_id: str) -> EnvSpec:
     """The environment a user asked for instead, with the recorded preprocessing."""
     env = fit_environment(path, env_id, recorded.obs_shape, recorded.num_actions, {})
+    if env.env_id == recorded.env_id:
+        return recorded
     if env.kind == "vector":
         return env
     return dataclasses.replace(recorded, env_id=env.env_id, full_action_set=env.full_action_set)
