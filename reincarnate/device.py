@@ -85,15 +85,9 @@ def choose_precision(device: torch.device, work: Callable[[Precision], Callable[
 def make_adam(
     parameters: Iterable[Tensor], rate: float, eps: float, device: torch.device
 ) -> torch.optim.Adam:
-    """Adam whose learning rate is a device tensor, so that a captured graph follows ``rate.fill_()``.
-
-    Fused and capturable on every device (the meta device has no fused kernel).
-    """
-    real = device.type != "meta"
+    """Fused Adam; its learning rate is a device tensor, so that a captured graph follows ``fill_()``."""
     rate_tensor = torch.tensor(rate, dtype=torch.float32, device=device)
-    return torch.optim.Adam(
-        list(parameters), lr=rate_tensor, eps=eps, fused=real, foreach=not real, capturable=real
-    )
+    return torch.optim.Adam(list(parameters), lr=rate_tensor, eps=eps, fused=True, capturable=True)
 
 
 def synchronize(device: torch.device) -> None:
@@ -171,7 +165,7 @@ def _fastest(steps: dict[Precision, Step], device: torch.device) -> dict[Precisi
     for _ in range(TIMED_ROUNDS):
         for precision, step in steps.items():
             shortest[precision] = min(shortest[precision], _seconds(step, device))
-        if time.perf_counter() - began > TIMING_SECONDS:
+        if time.perf_counter() - began >= TIMING_SECONDS:
             break
     return shortest
 

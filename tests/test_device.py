@@ -1,0 +1,319 @@
+"""Device rooms without a device: what the CPU does, and what CUDA is told to do, in order."""
+
+import contextlib
+import platform
+import re
+import resource
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from reincarnate import device as room
+from reincarnate.errors import UserError
+
+from paths import REPOSITORY
+
+CPU, CUDA, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
+
+
+# ------------------------------------------------------------ who may name what
+
+
+def sources() -> dict[str, str]:
+    files = [
+        path for part in ("reincarnate", "teachers", "students") for path in (REPOSITORY / part).rglob("*.py")
+    ]
+    assert len(files) > 20
+    return {path.relative_to(REPOSITORY).as_posix(): path.read_text() for path in files}
+
+
+def naming(pattern: str) -> set[str]:
+    return {name for name, text in sources().items() if re.search(pattern, text)}
+
+
+def test_only_device_names_cuda_modules() -> None:
+    assert naming(r"torch\.cuda|from torch import cuda|\.cuda\(|torch\.backends\.cud") == {
+        "reincarnate/device.py"
+    }
+
+
+def test_only_envs_imports_envpool() -> None:
+    found = {Path(name).parts[1] for name in naming(r"import envpool|from envpool")}
+    assert found <= {"envs", "envs.py"}
+
+
+# ------------------------------------------------------------ choosing a device
+
+
+def test_auto_takes_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert room.pick_device("auto") == room.pick_device("cpu") == CPU
+    with pytest.raises(UserError, match="no CUDA device is available"):
+        room.pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert room.pick_device("auto") == room.pick_device("cuda") == CUDA
+    assert room.pick_device("cpu") == CPU
+    with pytest.raises(UserError, match="no device 'gpu'; use auto, cpu or cuda"):
+        room.pick_device("gpu")
+
+
+# ------------------------------------------------------------ precision
+
+
+def test_autocast_switches_linear_layers_and_back() -> None:
+    layer, x = torch.nn.Linear(3, 2), torch.ones(1, 3)
+    with room.autocast(CPU, "bf16"):
+        assert layer(x).dtype == torch.bfloat16
+        assert room.compute_dtype(CPU) == torch.bfloat16
+        with room.autocast(CPU, "fp32"):
+            assert layer(x).dtype == torch.float32
+            assert room.compute_dtype(CPU) == torch.float32
+        assert layer(x).dtype == torch.bfloat16
+    assert layer(x).dtype == room.compute_dtype(CPU) == torch.float32
+
+
+def test_autocast_lets_meta_tensors_pass() -> None:
+    with room.autocast(META, "bf16"):
+        assert room.compute_dtype(META) == torch.float32
+        assert torch.nn.Linear(3, 2, device=META)(torch.ones(1, 3, device=META)).dtype == torch.float32
+
+
+class Clock:
+    """Stands still but for the work that says how long it takes."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def work(self, durations: dict[str, list[float]]):
+        calls = {name: iter(values) for name, values in durations.items()}
+        log: list[str] = []
+
+        def make(precision: str):
+            def update() -> None:
+                log.append(precision)
+                self.now += next(calls[precision])
+
+            return update
+
+        return make, log
+
+
+@pytest.mark.parametrize(("fp32", "expected"), [(2.0, "bf16"), (1.16, "bf16"), (1.14, "fp32"), (0.5, "fp32")])
+def test_bfloat16_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, fp32: float, expected: str) -> None:
+    clock = Clock()
+    monkeypatch.setattr(room, "time", clock)
+    make, _ = clock.work({"fp32": [0.9] + [fp32 / 10] * 6, "bf16": [0.9] + [0.1] * 6})
+    assert room.choose_precision(CPU, make) == expected
+
+
+def test_timing_takes_turns_and_is_not_fooled_by_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(room, "time", clock)
+    # bf16 is twice as fast, but the machine was busy during all of its calls but one
+    busy = [0.01, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9]
+    make, log = clock.work({"fp32": [0.01] + [0.2] * 6, "bf16": busy})
+    monkeypatch.setattr(room, "TIMING_SECONDS", 60.0)
+    assert room.choose_precision(CPU, make) == "bf16"
+    assert log[2:] == ["fp32", "bf16"] * room.TIMED_ROUNDS
+
+
+def test_timing_is_short_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(room, "time", clock)
+    make, log = clock.work({"fp32": [2.0] * 20, "bf16": [1.0] * 20})
+    assert room.choose_precision(CPU, make) == "bf16"
+    assert log == ["fp32", "bf16"] * 2  # once to warm up, once timed: 3 seconds have passed
+
+
+# ------------------------------------------------------------ optimiser
+
+
+def losses_of(optimizer_of, steps: int = 50):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(5, 3, generator=generator).requires_grad_()
+    optimizer = optimizer_of([weight])
+    for _ in range(steps):
+        x = torch.randn(8, 5, generator=generator)
+        optimizer.zero_grad()
+        (x @ weight - 1).square().mean().backward()
+        optimizer.step()
+    return weight.detach(), optimizer
+
+
+def test_adam_is_plain_adam() -> None:
+    found, _ = losses_of(lambda params: room.make_adam(params, 1e-2, 1.5e-4, CPU))
+    expected, _ = losses_of(
+        lambda params: torch.optim.Adam(params, lr=1e-2, eps=1.5e-4, foreach=False, fused=False)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_adam_follows_its_learning_rate_in_place() -> None:
+    weight = torch.zeros(3, requires_grad=True)
+    optimizer = room.make_adam([weight], 1.0, 1e-8, CPU)
+    rate = optimizer.param_groups[0]["lr"]
+    for expected in (1.0, 0.25):
+        rate.fill_(expected)
+        before = weight.detach().clone()
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        torch.testing.assert_close(before - weight.detach(), torch.full((3,), expected))
+    assert optimizer.param_groups[0]["lr"] is rate
+
+
+# ------------------------------------------------------------ the step
+
+
+def test_a_step_on_the_cpu_is_the_function() -> None:
+    calls: list[int] = []
+    step = room.Step(lambda: calls.append(1), CPU)
+    for _ in range(30):
+        step()
+    assert len(calls) == 30
+
+
+class FakeCuda:
+    """Records what is asked of CUDA; the parts that the CPU build lacks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        log = self.log
+
+        class Stream:
+            def __init__(self, name="side") -> None:
+                self.name = str(name)
+
+            def wait_stream(self, other) -> None:
+                log.append(f"{self.name} waits for {other.name}")
+
+            def synchronize(self) -> None:
+                log.append(f"{self.name} drained")
+
+        class Graph:
+            def register_generator_state(self, generator) -> None:
+                log.append(f"register {generator}")
+
+            def replay(self) -> None:
+                log.append("replay")
+
+        @contextlib.contextmanager
+        def region(name: str):
+            log.append(f"enter {name}")
+            yield
+            log.append(f"leave {name}")
+
+        main = Stream("main")
+        fake = types.SimpleNamespace(
+            Stream=lambda device: Stream(),
+            current_stream=lambda: main,
+            stream=lambda stream: region(stream.name),
+            CUDAGraph=Graph,
+            graph=lambda graph, stream: region(f"capture on {stream.name}"),
+        )
+        for name, value in vars(fake).items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_a_step_on_cuda_warms_up_on_the_captured_stream_then_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FakeCuda(monkeypatch).log
+    step = room.Step(lambda: log.append("run"), CUDA, ["generator"])
+    step()
+    assert log == ["side waits for main", "enter side", "run", "leave side", "main waits for side"]
+    for _ in range(room.WARM_UP_UPDATES - 2):
+        step()
+    assert "replay" not in log
+    log.clear()
+    step()  # the last real one, and the recording, which computes nothing
+    assert log == [
+        *["side waits for main", "enter side", "run", "leave side", "main waits for side"],
+        *["side drained", "register generator", "enter capture on side", "run", "leave capture on side"],
+    ]
+    log.clear()
+    step()
+    step()
+    assert log == ["replay", "replay"]
+
+
+def test_a_failed_capture_leaves_the_garbage_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    calls = iter(range(100))
+
+    def function() -> None:
+        if next(calls) == room.WARM_UP_UPDATES:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    step = room.Step(function, CUDA)
+    for _ in range(room.WARM_UP_UPDATES - 1):
+        step()
+    with pytest.raises(RuntimeError, match="capturing"):
+        step()
+    assert room.gc.isenabled()
+
+
+# ------------------------------------------------------------ the process
+
+
+def page_faults(work) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_tuned_for_the_cpu_freed_memory_is_used_again() -> None:
+    def work() -> None:
+        for _ in range(50):
+            blocks = [torch.ones(1 << 20) for _ in range(4)]  # 4 MiB each
+            del blocks
+
+    room.tune(CPU)
+    work()
+    assert page_faults(work) < 50 * 4  # without: 50 * 4 * 1024
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.ctypes, "CDLL", lambda name: types.SimpleNamespace())
+    room.tune(CPU)
+
+
+def test_tuned_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    try:
+        room.tune(CUDA)
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# ------------------------------------------------------------ with a device
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_captured_step_gives_what_plain_calls_give() -> None:
+    def train(captured: bool) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(0)
+        weight = torch.zeros(64, 8, device="cuda", requires_grad=True)
+        optimizer = room.make_adam([weight], 1e-2, 1e-8, CUDA)
+
+        def update() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            x = torch.rand(32, 64, device="cuda", generator=generator)
+            (x @ weight - 1).square().mean().backward()
+            optimizer.step()
+
+        step = room.Step(update, CUDA, [generator]) if captured else update
+        for i in range(200):
+            optimizer.param_groups[0]["lr"].fill_(1e-2 / (1 + i))
+            step()
+        room.synchronize(CUDA)
+        return weight.detach().cpu()
+
+    assert torch.equal(train(captured=True), train(captured=False))
