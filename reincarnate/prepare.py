@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from reincarnate import seeds
+from reincarnate.acting import parse_act_rule
 from reincarnate.config import EnvConfig, RunConfig
-from reincarnate.device import Precision, pick_device
+from reincarnate.device import Precision, pick_device, tune
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
 from reincarnate.replay import check_fits, memory_needed
@@ -55,17 +56,20 @@ def prepare(config: RunConfig, announce: Callable[[str], None], precision: Preci
         UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit.
     """
     device = pick_device(config.system.device)
+    tune(device)
     entry = get_student(config.student)
     if entry.method.needs_teacher and config.teacher is None:
         raise UserError(f"student {entry.name!r} needs a teacher: pass --teacher REF")
     teacher = None
     if config.teacher is not None:
         teacher = load_teacher(config.teacher, env_id=config.env.id, device=device, announce=announce)
+        parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
     spec = environment(config.env, teacher)
     _check_memory(config, entry, spec, device)
     generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
     chosen = precision or entry.choose_precision(config, spec, device)
     student = entry.factory(config, spec, device, chosen, generator)
+    parse_act_rule(config.evaluate.student_act, student.outputs)
     return Parts(spec, device, chosen, teacher, student, entry, generator)
 
 

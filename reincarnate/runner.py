@@ -20,6 +20,7 @@ from reincarnate.checkpoint import CheckpointClock, CheckpointFolder
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
 from reincarnate.errors import UserError
+from reincarnate.estimate import estimate
 from reincarnate.logger import RunLogger
 from reincarnate.phases import OfflineState, OnlineState, Stage, Stopped
 from reincarnate.progress import Progress
@@ -81,7 +82,10 @@ class Run:
         if parts.teacher is not None:
             files.write_json(folder / "teacher.json", parts.teacher.to_json())
         progress.say(f"run directory: {folder}")
-        return cls(config, folder, progress, parts)
+        progress.say(estimate(config, parts).text(config.preset))
+        run = cls(config, folder, progress, parts)
+        run.stage.logger.hparams(config.to_dict())
+        return run
 
     @classmethod
     def resume(cls, folder: Path, progress: Progress) -> Run:
@@ -327,10 +331,12 @@ class Run:
 def _final_metrics(document: dict[str, Any]) -> dict[str, float]:
     student = document["student"]
     metrics = {
+        "return": student["final_return"] and student["final_return"]["mean"],
+        "teacher_normalized": student["teacher_normalized"]["final"],
+        "offline_teacher_normalized": student["teacher_normalized"]["offline"],
+        "teacher_return": document["teacher"] and document["teacher"]["return"]["mean"],
+        "random_return": document["random"]["mean"],
         "offline_return": student["offline_return"] and student["offline_return"]["mean"],
-        "final_return": student["final_return"] and student["final_return"]["mean"],
-        "teacher_normalized_offline": student["teacher_normalized"]["offline"],
-        "teacher_normalized_final": student["teacher_normalized"]["final"],
     }
     return {name: value for name, value in metrics.items() if value is not None}
 

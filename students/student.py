@@ -128,19 +128,21 @@ class StudentEntry:
             return config.system.precision
         if spec.kind == "vector":
             return "fp32"  # too small to gain anything
+        return choose_precision(device, lambda precision: self.trial_update(config, spec, device, precision))
+
+    def trial_update(
+        self, config: RunConfig, spec: EnvSpec, device: torch.device, precision: Precision
+    ) -> Callable[[], None]:
+        """An update of a throw-away student on a blank batch, to be timed."""
         batch = _blank_batch(config.optimizer.batch_size, spec, device)
         uniform = torch.log_softmax(batch.teacher_outputs, dim=1) if self.method.distill else None
         m = torch.ones((), device=device)
+        student = self.factory(config, spec, device, precision, torch.Generator(device))
 
-        def work(precision: Precision) -> Callable[[], None]:
-            student = self.factory(config, spec, device, precision, torch.Generator(device))
+        def update() -> None:
+            student.update(batch, uniform, m)
 
-            def update() -> None:
-                student.update(batch, uniform, m)
-
-            return update
-
-        return choose_precision(device, work)
+        return update
 
 
 def registry() -> dict[str, StudentEntry]:

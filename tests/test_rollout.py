@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_a_row_that_follows_the_end_of_a_game_is_not_an_action() -> None:
     with make_env(spec, 2, seed=1) as env:
         rollout = Rollout(env, random_act(2), CPU)
         outcomes = [rollout.step() for _ in range(120)]
-    for before, after in zip(outcomes, outcomes[1:], strict=False):
+    for before, after in itertools.pairwise(outcomes):
         ended = before.rows.terminal | before.rows.truncated
         assert (after.rows.executed == ~ended).all()
         # and the observation after that one opens a game
@@ -71,7 +73,7 @@ def test_atari_rows_carry_the_newest_frame_only() -> None:
             replay.add(outcome.lanes, outcome.rows)
             assert (outcome.rows.frame == seen[-1][:, -1]).all()
     batch = replay.gather(replay.sampleable_rows())
-    stacks = np.concatenate([observation for observation in seen])
+    stacks = np.concatenate(seen)
     known = {stack.tobytes() for stack in stacks}
     assert all(stack.numpy().tobytes() in known for stack in batch.obs)
 

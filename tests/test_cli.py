@@ -1,0 +1,303 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reincarnate.cli import main
+
+from loopback_hub import LoopbackHub, Repository
+from paths import SHARED_CHECKPOINTS, needs_checkpoints
+from small_runs import TEACHER, cli_options, read, scalar_steps
+
+BREAKOUT_FLAX = SHARED_CHECKPOINTS / "own" / "Breakout-dqn" / "dqn_atari_jax.cleanrl_model"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "reincarnate", *arguments]
+
+
+def refused(result: Result) -> str:
+    """The one line of an error that the user caused."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("reincarnate: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--teacher", "./nowhere.cleanrl_model"], "no such file or folder: './nowhere.cleanrl_model'"),
+        (["--teacher", "bundled/Brakeout-dqn"], "did you mean bundled/Breakout-dqn?"),
+        (["--teacher", TEACHER, "--student", "qdagger-dqm"], "did you mean 'qdagger-dqn'?"),
+        (["--teacher", TEACHER, "--preset", "quik"], "did you mean 'quick'?"),
+        (["--teacher", TEACHER, "--env", "CartPole-v9"], "CartPole"),
+        (["--student", "dqn", "--env", "Brekout-v5"], "no environment 'Brekout-v5'"),
+        (["--student", "dqn"], "pass --env ID"),
+        (["--student", "qdagger-dqn", "--env", "CartPole-v1"], "needs a teacher: pass --teacher REF"),
+        (["--teacher", TEACHER, "--set", "td.nstep=3"], "did you mean 'td.n_step'?"),
+        (["--teacher", TEACHER, "--set", "td.n_step"], "--set takes key=value"),
+        (["--teacher", TEACHER, "--batch-size", "many"], "optimizer.batch_size takes a value of type int"),
+        (["--teacher", TEACHER, "--num-envs", "0"], "env.num_envs must be greater than 0"),
+        (["--teacher", TEACHER, "--act", "epsilon=2"], "no acting rule 'epsilon=2'"),
+        (["--teacher", TEACHER, "--device", "tpu"], "system.device must be one of auto, cpu, cuda"),
+        (["--teacher", TEACHER, "--backend", "gym"], "env.backend must be one of envpool, gymnasium"),
+        (["--teacher", TEACHER, "--set", "network=impala"], "impala"),
+        (["--teacher", TEACHER, "--eval-episodes", "0"], "evaluate.games must be greater than 0"),
+        (["--teacher", TEACHER, "--collect-steps", "1e15"], "GB"),
+        (["--resume", "nothing-here"], "nothing-here holds no run to resume"),
+        (["--nonsense"], "No such option"),
+        (["--teacher", TEACHER, "--env", "Breakout-v5"], "Breakout-v5"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_writes_nothing(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    out = [] if "--resume" in arguments else ["--out", str(tmp_path / "run"), "--preset", "quick"]
+    if "--preset" in arguments:
+        out = out[:2]
+    assert message in refused(invoke("run", *arguments, *out))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 6748709\n", "Git LFS"),
+        (b"<!DOCTYPE html><html><body>Not found</body></html>", "HTML"),
+        (b"", "empty"),
+        (b"\x82\xa6params", "is not a complete"),
+        (b"PK\x03\x04 not really a zip", "damaged"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_said_to_be_so(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "dqn.cleanrl_model"
+    file.write_bytes(content)
+    line = refused(
+        invoke("run", "--teacher", str(file), "--env", "CartPole-v1", "--out", str(tmp_path / "run"))
+    )
+    assert message.lower() in line.lower()
+    assert [path.name for path in tmp_path.iterdir()] == ["dqn.cleanrl_model"]
+
+
+def test_an_output_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    line = refused(invoke("run", "--teacher", TEACHER, "--out", str(tmp_path)))
+    assert "already holds a run" in line
+    assert "--resume" in line
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+@needs_checkpoints
+def test_a_wrong_action_count_names_both_numbers(tmp_path: Path) -> None:
+    line = refused(
+        invoke("run", "--teacher", str(BREAKOUT_FLAX), "--env", "Pong-v5", "--out", str(tmp_path / "r"))
+    )
+    assert "4" in line
+    assert "6" in line
+    assert "action" in line
+
+
+def test_students_list() -> None:
+    rows = json.loads(invoke("students", "list", "--json").stdout)
+    assert {row["name"] for row in rows} >= {"dqn", "qdagger-dqn"}
+    assert all(set(row) == {"name", "summary", "paper"} for row in rows)
+    assert "qdagger-dqn" in invoke("students", "list").stdout
+
+
+def test_teachers_list_and_show() -> None:
+    rows = json.loads(invoke("teachers", "list", "--json").stdout)
+    assert {"bundled/Breakout-dqn", TEACHER} <= {row["ref"] for row in rows}
+    assert all({"ref", "env", "algorithm", "source", "cached"} <= set(row) for row in rows)
+    assert TEACHER in invoke("teachers", "list").stdout
+    shown = json.loads(invoke("teachers", "show", TEACHER, "--json").stdout)
+    assert shown["env"]["env_id"] == "CartPole-v1"
+    contract = {"ref", "resolved", "revision", "sha256", "format", "algorithm", "architecture", "parameters"}
+    assert contract | {"env", "reported", "assumed"} <= set(shown)
+    assert "CartPole-v1" in invoke("teachers", "show", TEACHER).stdout
+
+
+def test_teachers_eval_says_whether_the_claim_holds() -> None:
+    result = invoke("teachers", "eval", TEACHER, "--episodes", "32", "--act", "greedy", "--json")
+    measured = json.loads(result.stdout)
+    assert set(measured) == {"ref", "resolved", "act", "return", "reported", "agrees"}
+    assert measured["act"] == "greedy"
+    assert measured["return"]["n"] == 32
+    assert measured["reported"]["mean"] > 300
+    assert measured["agrees"] is True
+    text = invoke("teachers", "eval", TEACHER, "--episodes", "8", "--act", "epsilon=1").stdout
+    assert "differs from the reported" in text
+
+
+def test_teachers_collect_makes_data_that_a_run_uses(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "run"
+    made = invoke("teachers", "collect", TEACHER, "--out", str(data), "--steps", "400", "--num-envs", "4")
+    assert made.exit_code == 0, made.output
+    options = [*cli_options(), "--teacher-data", str(data), "--online-steps", "0", "--out", str(out)]
+    done = invoke("run", "--teacher", TEACHER, "--preset", "quick", *options)
+    assert done.exit_code == 0, done.output
+    result = read(out, "result.json")
+    assert result["phases"]["collect"]["reused"]
+    assert (out / result["buffers"]["teacher"]["path"]).resolve() == data.resolve()
+    other = ["--teacher-data", str(data), "--out", str(tmp_path / "other"), "--preset", "quick"]
+    if BREAKOUT_FLAX.exists():
+        sb = str(SHARED_CHECKPOINTS / "own" / "CartPole-v1-dqn_jax-seed1")
+        assert "collected with another teacher" in refused_last_line(invoke("run", "--teacher", sb, *other))
+
+
+def refused_last_line(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_python_m_and_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(
+            "run", "--teacher", TEACHER, "--preset", "quick", *cli_options(), "--out", str(tmp_path / "run")
+        ),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "\x1b" not in done.stderr
+    assert "\r" not in done.stderr
+    for words in (
+        "evaluate teacher (epsilon=0.01)",
+        "collect: 600 agent steps",
+        "offline: 120 updates",
+        ", m ",
+        "G_T",
+        "agent steps/s",
+    ):
+        assert words in done.stderr, words
+
+
+def start_and_signal(folder: Path, number: int) -> int:
+    """Start a run that would take long, signal it in its offline phase, and wait for it."""
+    options = [*cli_options(), "--offline-updates", "1000000", "--checkpoint-every", "0.5"]
+    process = subprocess.Popen(
+        command("run", "--teacher", TEACHER, "--preset", "quick", *options, "--out", str(folder)),
+        stderr=subprocess.DEVNULL,
+        cwd=folder.parent,
+    )
+    deadline = time.monotonic() + 200
+    state = folder / "checkpoint" / "state.json"
+    while not (state.exists() and json.loads(state.read_text())["state"]["offline"]["updates"] > 50):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    return process.wait(timeout=60)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_interrupted_or_killed_run_goes_on(number: int, code: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert start_and_signal(folder, number) == code
+    status = read(folder, "result.json")["status"]
+    assert status == ("stopped" if number == signal.SIGINT else "running")
+    done = read(folder, "checkpoint/state.json")["state"]["offline"]["updates"]
+    config = read(folder, "config.json")  # so that the test ends: a shorter offline phase from here on
+    config["offline"]["updates"] = done + 30
+    (folder / "config.json").write_text(json.dumps(config))
+    result = invoke("run", "--resume", str(folder))
+    assert result.exit_code == 0, result.output
+    assert read(folder, "result.json")["status"] == "done"
+    assert read(folder, "result.json")["phases"]["offline"]["updates"] == done + 30
+    for tag, steps in scalar_steps(folder).items():
+        assert steps == sorted(steps), tag
+
+
+def test_two_processes_do_not_share_a_run_directory(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    folder = tmp_path / "run"
+    done = invoke("run", "--teacher", TEACHER, "--preset", "quick", *cli_options(), "--out", str(folder))
+    assert done.exit_code == 0, done.output
+    with FileLock(folder / "run.lock"):
+        assert "in use by another reincarnate process" in refused_last_line(
+            invoke("run", "--resume", str(folder))
+        )
+
+
+@needs_checkpoints
+def test_the_mission_command_from_a_hub(tmp_path: Path) -> None:
+    """Issue 2, point 2: the real client, the real checkpoint, a loopback Hub, the short form."""
+    repo = "cleanrl/BreakoutNoFrameskip-v4-dqn_atari_jax-seed1"
+    files = {
+        "dqn_atari_jax.cleanrl_model": BREAKOUT_FLAX.read_bytes(),
+        "README.md": b"---\nlibrary_name: cleanrl\n---\n# A card\n",
+    }
+    shorten = [
+        "--preset",
+        "quick",
+        "--collect-steps",
+        "300",
+        "--offline-updates",
+        "3",
+        "--online-steps",
+        "160",
+    ]
+    shorten += [
+        "--eval-episodes",
+        "1",
+        "--act",
+        "epsilon=0.3",
+        "--set",
+        "online.learning_starts_agent_steps=100",
+    ]
+    mission = ["run", "--teacher", "cleanrl/Breakout-v5-dqn_atari_jax", "--student", "qdagger-dqn"]
+    with LoopbackHub({repo: Repository(files)}) as hub:
+        done = subprocess.run(
+            command(*mission, *shorten, "--out", str(tmp_path / "run")),
+            env=os.environ | hub.env(tmp_path / "home"),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    assert repo in done.stderr  # the resolved name is printed
+    result = read(tmp_path / "run", "result.json")
+    assert (result["status"], result["env"]) == ("done", "Breakout-v5")
+    teacher = result["teacher"]
+    assert (teacher["ref"], teacher["resolved"]) == ("cleanrl/Breakout-v5-dqn_atari_jax", repo)
+    assert len(teacher["revision"]) == 40
+    assert teacher["format"] == "cleanrl_flax"
+
+
+def test_a_hub_repository_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    with LoopbackHub({}) as hub:
+        done = subprocess.run(
+            command("run", "--teacher", "nobody/Nothing-v5-dqn", "--out", str(tmp_path / "run")),
+            env=os.environ | hub.env(tmp_path / "home"),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+        )
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("reincarnate: ")
+    assert "nobody/Nothing-v5-dqn" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
