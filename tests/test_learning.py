@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from small_runs import quiet, read
 
 import reincarnate
 from reincarnate.types import Returns
+
+from small_runs import quiet, read
 
 BREAKOUT_SEEDS = (1, 2, 3)
 CARTPOLE_SEEDS = (1, 2, 3, 4, 5)
