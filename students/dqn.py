@@ -136,8 +136,8 @@ class Dqn:
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Q-values [B, A] at ``obs``, with their gradient, and targets [B].
 
-        In this order: autocast keeps the weights that it casts, and those cast under ``no_grad`` would leave
-        the online network without its gradient.
+        In this order: weights that autocast casts and keeps under ``no_grad`` must not serve the forward pass
+        that needs their gradient.
         """
         with autocast(self._device, self._precision):
             q = self.network(batch.obs)
