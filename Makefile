@@ -28,7 +28,7 @@ types: $(VENV)/.dev-installed
 	rm -rf $(TREE) && mkdir -p $(TREE)
 	cp -r reincarnate $(TREE)/reincarnate && cp -r teachers students $(TREE)/reincarnate/
 	cd $(TREE) && $(abspath $(BIN))/mypy --config-file $(abspath setup.cfg) -p reincarnate
-	cd $(TREE) && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(abspath setup.cfg)
+	cd $(TREE) && PYTHONPATH=. $(abspath $(BIN))/lint-imports $(abspath setup.cfg)
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff format .

@@ -135,7 +135,7 @@ def evaluate_teacher(
             progress=lambda done, total, mean: bar.update(done, **({"return": mean} if done else {})),
         )
     reported = loaded.card.reported
-    agrees = reported and _agrees(returns, reported)
+    agrees = _agrees(returns, reported) if reported else None
     return TeacherReturn(loaded.card.ref, loaded.card.resolved, str(rule), returns, reported, agrees)
 
 
@@ -199,14 +199,21 @@ def _load(
     return load_teacher(teacher, env_id=env_id, device=device, announce=announce)
 
 
-def _agrees(measured: Returns, reported: Reported) -> bool:
-    """Welch's test on means, standard deviations and numbers of games."""
-    games = getattr(reported, "n", None) or GAMES_IF_UNSAID
+def _agrees(measured: Returns, reported: Reported) -> bool | None:
+    """Welch's test on means, standard deviations and numbers of games; None if no deviation is claimed."""
+    if reported.std is None:
+        return None
     if measured.n < 2:
         raise UserError("a comparison with the reported return needs at least 2 games: raise --episodes")
     if measured.std == 0 and reported.std == 0:
         return measured.mean == reported.mean
     test = scipy.stats.ttest_ind_from_stats(
-        measured.mean, measured.std, measured.n, reported.mean, reported.std, games, equal_var=False
+        measured.mean,
+        measured.std,
+        measured.n,
+        reported.mean,
+        reported.std,
+        reported.n or GAMES_IF_UNSAID,
+        equal_var=False,
     )
     return bool(test.pvalue > 0.05)

@@ -11,7 +11,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -380,7 +380,7 @@ def _validate(config: RunConfig) -> None:
         part, _, leaf = name.rpartition(".")
         return getattr(getattr(config, part) if part else config, leaf)
 
-    rules = (
+    rules: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         (_POSITIVE, lambda x: x > 0, "greater than 0"),
         (_POSITIVE_OR_NONE, lambda x: x is None or x > 0, "greater than 0"),
         (_NOT_NEGATIVE, lambda x: x >= 0, "0 or more"),

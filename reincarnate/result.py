@@ -109,7 +109,9 @@ def _student(stage: Stage) -> dict[str, Any]:
 
 
 def _normalized(stage: Stage, returns: Returns | None) -> float | None:
-    return returns and teacher_normalized(returns, stage.teacher_return, stage.random_return)
+    if returns is None:
+        return None
+    return teacher_normalized(returns, stage.teacher_return, stage.random_return)
 
 
 def _teacher_buffer(folder: Path, collected: dict[str, Any] | None) -> dict[str, Any]:
