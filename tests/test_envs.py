@@ -314,23 +314,25 @@ def test_atari_rows_of_whole_games_equal_raw_envpool():
     assert truncations
 
 
-def rows_of_one_env(spec, steps=260):
-    """Rows of a single Breakout with random actions, the first row of actions included."""
-    return play(spec, random_actions(spec, 1, steps, seed=1), seed=5)
+def rows_of_one_env(spec, backend, steps=260):
+    """Rows of a single Breakout with random actions."""
+    return play(spec, random_actions(spec, 1, steps, seed=1), seed=5, backend=backend)
 
 
 def first_row(steps, condition):
     return next(t for t, step in enumerate(steps) if condition(step))
 
 
-def test_the_limit_does_not_hide_a_life_or_a_game_that_ended_at_that_very_step():
-    free = rows_of_one_env(dataclasses.replace(BREAKOUT, max_agent_steps=27_000))
+@BACKENDS
+def test_the_limit_does_not_hide_a_life_or_a_game_that_ended_at_that_very_step(backend):
+    free = rows_of_one_env(dataclasses.replace(BREAKOUT, max_agent_steps=27_000), backend)
     executed = np.cumsum([not step.reset[0] for step in free])
     lost = first_row(free, lambda step: step.terminal[0])
     over = first_row(free, lambda step: step.game_over[0])
     assert not free[lost].game_over[0]
     for t in (lost, over):
-        limited = rows_of_one_env(dataclasses.replace(BREAKOUT, max_agent_steps=int(executed[t])), t + 1)
+        spec = dataclasses.replace(BREAKOUT, max_agent_steps=int(executed[t]))
+        limited = rows_of_one_env(spec, backend, t + 1)
         row, after = limited[t], limited[t + 1]
         assert (row.terminal[0], row.truncated[0], row.game_over[0]) == (True, False, True)
         assert (after.reset[0], after.game_start[0]) == (True, True)
@@ -445,7 +447,7 @@ def test_a_seed_tells_the_whole_stream_and_environment_i_has_seed_plus_i(spec, b
 
 
 @BACKENDS
-def test_reset_in_the_middle_of_a_life_starts_other_new_games(backend):
+def test_reset_in_the_middle_of_a_life_starts_new_games(backend):
     with make_env(BREAKOUT, 2, 0, backend) as env:
         first = env.reset()
         for action in random_actions(BREAKOUT, 2, 5):
@@ -455,6 +457,13 @@ def test_reset_in_the_middle_of_a_life_starts_other_new_games(backend):
         check_rows(BREAKOUT, [second, env.step(np.zeros(2, np.int64))])
         check_stacks([first, second])
         assert second.game_start.all()
+
+
+@BACKENDS
+def test_every_reset_starts_other_games(backend):
+    with make_env(CARTPOLE, 2, 0, backend) as env:
+        first, second = env.reset(), env.reset()
+    assert len(np.unique(np.concatenate([first.obs, second.obs]), axis=0)) == 4
 
 
 @BACKENDS
@@ -535,6 +544,39 @@ def test_atari_equals_stable_baselines3s_wrappers_and_its_monitors_score():
     assert all(mine == theirs for mine, theirs in games)
 
 
+def test_points_of_a_resets_no_ops_are_part_of_the_raw_score_as_for_a_monitor():
+    """Skiing takes points for every frame, no-ops included."""
+    import ale_py
+    from stable_baselines3.common.atari_wrappers import AtariWrapper
+    from stable_baselines3.common.monitor import Monitor
+
+    gymnasium.register_envs(ale_py)
+    monitor = Monitor(gymnasium.make("SkiingNoFrameskip-v4"))
+    oracle = AtariWrapper(monitor, clip_reward=False)
+    oracle.reset(seed=0)
+    spec = EnvSpec("Skiing-v5", "atari", 3, (4, 84, 84), reward_clip=False, max_agent_steps=5)
+    steps = play(spec, np.zeros((5, 1), np.int64), seed=0, backend="gymnasium")
+    rewards = [oracle.step(0)[1] for _ in range(5)]
+    assert [step.reward[0] for step in steps[1:]] == rewards
+    assert sum(step.raw_reward[0] for step in steps) == sum(monitor.rewards) < sum(rewards) < 0
+    oracle.close()
+
+
+def test_a_game_that_ends_inside_gymnasiums_reset_is_reported_there(monkeypatch):
+    with make_env(BREAKOUT, 1, 0, "gymnasium") as env:
+        steps = [env.reset()]
+        while not steps[-1].terminal[0]:
+            steps.append(env.step(np.zeros(1, np.int64)))
+        keeper = env._games[0]._keeper
+        frame, ended = keeper.env.step, (True, False)
+        monkeypatch.setattr(keeper, "step", lambda action: (*frame(action)[:2], *ended, {}))
+        monkeypatch.setattr(keeper, "reset", lambda **kwargs: (monkeypatch.undo(), keeper.reset(**kwargs))[1])
+        steps += [env.step(np.zeros(1, np.int64)), env.step(np.zeros(1, np.int64))]
+    assert hidden_end(steps[-2])[0]
+    check_rows(BREAKOUT, steps)
+    check_stacks(steps)
+
+
 class Corridor(gymnasium.Env):
     """A registered environment that EnvPool has never heard of: positions in double precision."""
 
@@ -569,3 +611,5 @@ def test_what_envpool_lacks_runs_through_gymnasium(corridor):
     assert steps[5].truncated.tolist() == [False, True]
     assert steps[3].obs.dtype == np.float32
     assert steps[3].obs.tolist() == [[3.0, 1.0], [-1.0, 1.0]]
+    at_the_limit = play(env_spec(corridor, max_agent_steps=3), np.ones((3, 1), np.int64))[3]
+    assert (at_the_limit.terminal[0], at_the_limit.truncated[0]) == (True, False)
