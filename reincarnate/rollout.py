@@ -101,7 +101,10 @@ class Rollout:
         )
 
     def _finished_games(self, after: EnvStep) -> tuple[Game, ...]:
-        self._returns[after.env_ids[after.game_start]] = 0.0
         self._returns[after.env_ids] += after.raw_reward
-        ended = after.env_ids[after.game_over]
-        return tuple(Game(int(i), float(self._returns[i])) for i in ended)
+        ended = after.env_ids[
+            after.game_over
+        ]  # a game may end inside a reset, on the row that opens the next
+        games = tuple(Game(int(i), float(self._returns[i])) for i in ended)
+        self._returns[ended] = 0.0
+        return games

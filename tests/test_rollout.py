@@ -83,3 +83,32 @@ def test_finish_needs_begin() -> None:
         rollout = Rollout(env, random_act(2), CPU)
         with pytest.raises(RuntimeError, match="before begin"):
             rollout.finish()
+
+
+def test_a_game_that_ends_inside_a_reset_keeps_its_score() -> None:
+    """One row may end a game and open the next (RoadRunner); the score belongs to the game that ended."""
+    spec = env_spec("CartPole-v1")
+
+    class Scripted:
+        num_envs = 1
+
+        def __init__(self) -> None:
+            self.spec, self.rows = spec, [(3.0, False, False), (2.0, True, True), (5.0, True, False)]
+
+        def step_of(self, reward: float, over: bool, start: bool) -> EnvStep:
+            flags = [np.array([flag]) for flag in (over, False, over, start, start)]
+            rewards = np.array([reward], np.float32)
+            return EnvStep(np.array([0]), np.zeros((1, 4), np.float32), rewards, rewards, *flags)
+
+        def reset(self) -> EnvStep:
+            return self.step_of(0.0, False, True)
+
+        def send(self, action: np.ndarray) -> None:
+            pass
+
+        def recv(self) -> EnvStep:
+            return self.step_of(*self.rows.pop(0))
+
+    rollout = Rollout(Scripted(), random_act(2), CPU)
+    games = [game.raw_return for _ in range(3) for game in rollout.step().games]
+    assert games == [5.0, 5.0]
