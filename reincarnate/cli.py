@@ -79,7 +79,7 @@ def main() -> None:
 @click.option("--batch-size", type=str, metavar="N", help="Transitions per update.")
 @click.option("--device", metavar="auto|cpu|cuda")
 @click.option("--precision", metavar="auto|fp32|bf16")
-@click.option("--buffer", metavar="auto|ram|cuda")
+@click.option("--buffer", metavar="auto|ram|cuda|disk", help="Where buffers are held; so far: with the learner.")
 @click.option("--teacher-data", metavar="PATH", help="Use this D_T instead of collecting one.")
 @click.option(
     "--act", metavar="RULE", help="Teacher's acting rule when evaluated: auto, greedy, sample, epsilon=X."

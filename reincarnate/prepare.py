@@ -65,6 +65,7 @@ def prepare(config: RunConfig, announce: Callable[[str], None], precision: Preci
         teacher = load_teacher(config.teacher, env_id=config.env.id, device=device, announce=announce)
         parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
     spec = environment(config.env, teacher)
+    _check_buffer(config.system.buffer, device)
     _check_memory(config, entry, spec, device)
     generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
     chosen = precision or entry.choose_precision(config, spec, device)
@@ -93,6 +94,16 @@ def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
             f"{spec.num_actions} actions; leave it out"
         )
     return dataclasses.replace(spec, **changes)
+
+
+def _check_buffer(buffer: str, device: torch.device) -> None:
+    """Buffers live where the learner is; anything else is refused rather than ignored."""
+    home = "cuda" if device.type == "cuda" else "ram"
+    if buffer not in ("auto", home):
+        raise UserError(
+            f"system.buffer={buffer} is not available with device {device}: buffers are held in the learner's "
+            f"memory ({home}); use --buffer auto"
+        )
 
 
 def _check_memory(config: RunConfig, entry: StudentEntry, spec: EnvSpec, device: torch.device) -> None:
