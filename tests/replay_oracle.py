@@ -36,6 +36,9 @@ class Odds:
     over: float = 0.05
     truncate: float = 0.05
     drop: float = 0.02  # the game is abandoned without a last observation, as by a stopped run
+    blink: float = 0.02  # a life is lost, and the next action is executed all the same
+    ignored: float = 0.02  # the next action is ignored though no episode ended
+    late: bool = False  # the first observation seen is not the first of its game
 
 
 @dataclass
@@ -49,6 +52,11 @@ class Lane:
     _stack: list[np.ndarray] = field(default_factory=list)
     _next: str = "game"  # what the next observation is: game, life, last, step
     _after_last: str = "game"
+
+    def __post_init__(self) -> None:
+        if self.odds.late:
+            self._stack = [self._frame() for _ in range(self.spec.frame_stack)]
+            self._next = "step"
 
     def play(self) -> Row:
         row = self._observe()
@@ -83,19 +91,18 @@ class Lane:
     def _act(self, row: Row) -> None:
         row.raw_reward = float(np.float32(self.rng.uniform(-3, 3)))
         row.reward = float(np.float32(row.raw_reward / 2))
-        chance, odds = self.rng.random(), self.odds
-        ends = ("life", odds.life), ("over", odds.over), ("truncate", odds.truncate), ("drop", odds.drop)
+        chance = self.rng.random()
         self._next = "step"
-        for name, probability in ends:
-            if chance < probability:
+        for name in ("life", "over", "truncate", "drop", "blink", "ignored"):
+            chance -= getattr(self.odds, name)
+            if chance < 0:
                 self._end(row, name)
                 return
-            chance -= probability
 
     def _end(self, row: Row, name: str) -> None:
-        row.terminal, row.truncated = name in ("life", "over"), name == "truncate"
-        self._next = "game" if name == "drop" else "last"
-        self._after_last = "life" if name == "life" else "game"
+        row.terminal, row.truncated = name in ("life", "over", "blink"), name == "truncate"
+        self._next = {"drop": "game", "blink": "step"}.get(name, "last")
+        self._after_last = "life" if name in ("life", "ignored") else "game"
 
     def _frame(self) -> np.ndarray:
         size = int(np.prod(self.spec.frame_shape))
@@ -161,13 +168,14 @@ class Oracle:
         )
 
     def check(self) -> None:
-        """The replay holds exactly these transitions, bit for bit."""
+        """The replay holds exactly these transitions, bit for bit, and draws no others."""
         valid = self.valid()
         assert self.replay.agent_steps == self.executed_rows()
         assert self.replay.sampleable == len(valid)
         rows = self.replay.sampleable_rows()
         assert rows.tolist() == [self.flat(i, t) for i, t, _ in valid]
         if valid:
+            assert set(self.replay.draw(200, torch.Generator().manual_seed(0)).tolist()) <= set(rows.tolist())
             assert_same(self.replay.gather(rows), self.batch(valid))
 
     def _steps(self, lane: Lane, t: int) -> int:

@@ -25,6 +25,7 @@ def played():
         episodic_life=True,
         reward_clip=True,
         max_episode_steps=LIMIT,
+        num_threads=1,
     )
     replay = Replay(SPEC, LANES, LANES * STEPS, n_step=3, discount=0.99)
     rng = np.random.default_rng(0)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from replay_oracle import Lane, Odds, Oracle
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reincarnate.replay import Replay, RowBatch, sampling
 from reincarnate.types import EnvSpec
+
+from replay_oracle import Lane, Odds, Oracle
 
 SPEC = EnvSpec("Breakout-v5", "atari", num_actions=3, obs_shape=(4, 2, 3))
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from replay_oracle import Lane, Odds, Oracle, assert_same
 
 from reincarnate import files
 from reincarnate.errors import UserError
 from reincarnate.replay import Replay, store
 from reincarnate.replay.store import SegmentRecord, SegmentStore
 from reincarnate.types import EnvSpec
+
+from replay_oracle import Lane, Odds, Oracle, assert_same
 
 SPEC = EnvSpec("Breakout-v5", "atari", num_actions=3, obs_shape=(4, 2, 3))
 VECTOR = EnvSpec("CartPole-v1", "vector", num_actions=2, obs_shape=(3,))

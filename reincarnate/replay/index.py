@@ -133,7 +133,7 @@ class LaneIndex:
         self._leaving[column] = 0
         self.head[lane] = self.tail[lane]
         self.total[lane] = self.first[lane] = number
-        self._last[lane] = self._open[lane] = 0
+        self._open[lane] = 0
         self._since[lane] = self._stack - 1
         self._account()
 

@@ -163,7 +163,7 @@ class Replay:
         """Transitions that start at ``rows`` [B], flat indices of sampleable rows."""
         return sampling.gather(
             rows,
-            frames=self._frames.tensor,
+            frames=self._frames,
             integers=self._integers.tensor,
             floats=self._floats.tensor,
             back=self._back,

@@ -71,11 +71,9 @@ def off_host(values: Array | Tensor | None) -> bool:
 
 
 def pack_flags(rows: RowBatch) -> npt.NDArray[np.uint8]:
-    """The four flags of each row as bits [n]; an action that was not executed has no outcome."""
-    executed = on_host(rows.executed)
-    ended = np.array((on_host(rows.terminal), on_host(rows.truncated)), dtype=np.bool_) & executed
-    bits = np.packbits((*ended, executed, on_host(rows.game_start)), axis=0, bitorder="little")
-    return typing.cast("npt.NDArray[np.uint8]", bits[0])
+    """The four flags of each row as bits [n]."""
+    flags = tuple(on_host(getattr(rows, name)) for name in _BITS)
+    return typing.cast("npt.NDArray[np.uint8]", np.packbits(flags, axis=0, bitorder="little")[0])
 
 
 def unpack_flags(packed: Array) -> dict[str, Array]:

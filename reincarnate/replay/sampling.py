@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reincarnate.replay.rows import ACTION, DISCOUNT, LOG_PROB, NEED, RETURN, STEPS, TEACHER
+from reincarnate.replay.table import Table
 from reincarnate.types import Batch
 
 # A float of 24 bits would be uneven above a million rows; the modulo of 62 bits is even to 2^-32 and better.
@@ -53,7 +54,7 @@ def stack_rows(row: Tensor, need: Tensor, back: Tensor, num_lanes: int, num_rows
 def gather(
     row: Tensor,
     *,
-    frames: Tensor,
+    frames: Table,
     integers: Tensor,
     floats: Tensor,
     back: Tensor,
@@ -69,8 +70,9 @@ def gather(
     values = floats.index_select(0, row)
     both = torch.stack((row, row + small[:, STEPS] * num_lanes))  # [2, B]; past the end wraps below
     which = stack_rows(both, small[:, NEED:STEPS].T, back, num_lanes, num_rows)  # [2, B, S]
-    shape = both.shape + (back.shape + frames.shape[1:] if frames.dim() == 3 else frames.shape[1:])
-    obs = frames.index_select(0, which.view(-1)).view(shape)
+    frame_shape = frames.tensor.shape[1:]
+    obs = frames.take(which.view(-1))
+    obs = obs.view(both.shape + (back.shape if len(frame_shape) == 2 else ()) + frame_shape)
     return Batch(
         obs=obs[0],
         action=small[:, ACTION],
