@@ -1,86 +1,32 @@
-"""One contract for every registered student, and DQN against a plain second implementation."""
+"""One contract for every registered student."""
 
-import copy
 import io
-import math
-from importlib.metadata import EntryPoint
 
 import pytest
 import torch
-import torch.nn.functional as F
+from student_cases import (
+    CPU,
+    META,
+    SPECS,
+    STUDENTS,
+    VECTOR,
+    advice,
+    batch_of,
+    build,
+    cases,
+    config,
+    same,
+    train,
+    weights,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reincarnate.acting import ActRule
-from reincarnate.config import RunConfig, override, preset
 from reincarnate.errors import UserError
 from reincarnate.losses import kl, log_policy
-from reincarnate.students import dqn, student
-from reincarnate.students.student import TRANSITIONS, Method, StudentEntry, get_student, registry
-from reincarnate.types import Batch, EnvSpec
-
-CPU, META = torch.device("cpu"), torch.device("meta")
-VECTOR = EnvSpec("Chain-v0", "vector", 3, (5,))
-ATARI = EnvSpec("Small-v0", "atari", 4, (2, 36, 37))
-SPECS = {"vector": VECTOR, "atari": ATARI}
-STUDENTS = sorted(registry())
-cases = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in STUDENTS for kind in SPECS])
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def config(**settings) -> RunConfig:
-    values = {key.replace("__", "."): value for key, value in settings.items()}
-    return override(preset("quick"), {"optimizer.batch_size": 6, "optimizer.learning_rate": 1e-3} | values)
-
-
-def build(name: str = "qdagger-dqn", kind: str = "vector", seed: int = 0, precision="fp32", **settings):
-    factory = get_student(name).factory
-    return factory(config(**settings), SPECS[kind], CPU, precision, generator(seed))
-
-
-def batch_of(spec: EnvSpec, size: int = 6, seed: int = 0) -> Batch:
-    g = generator(seed)
-
-    def observations() -> torch.Tensor:
-        if spec.kind == "atari":
-            return torch.randint(0, 256, (size, *spec.obs_shape), dtype=torch.uint8, generator=g)
-        return torch.randn(size, *spec.obs_shape, generator=g)
-
-    return Batch(
-        obs=observations(),
-        action=torch.randint(0, spec.num_actions, (size,), generator=g),
-        reward=torch.randn(size, generator=g),
-        discount=torch.rand(size, generator=g).round() * 0.97,
-        next_obs=observations(),
-        teacher_outputs=torch.randn(size, spec.num_actions, generator=g),
-        behaviour_log_prob=torch.zeros(size),
-    )
-
-
-def advice(batch: Batch, name: str = "qdagger-dqn") -> torch.Tensor | None:
-    return log_policy(batch.teacher_outputs, 0.5) if get_student(name).method.distill else None
-
-
-def train(learner, spec: EnvSpec, updates: int, name: str = "qdagger-dqn", first: int = 0, m: float = 1.0):
-    metrics = {}
-    for i in range(first, first + updates):
-        batch = batch_of(spec, seed=i)
-        metrics = learner.update(batch, advice(batch, name), torch.tensor(m))
-    return metrics
-
-
-def weights(network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {key: value.detach().clone() for key, value in network.state_dict().items()}
-
-
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[bool]:
-    assert first.keys() == second.keys()
-    return [torch.equal(first[key], second[key]) for key in first]
-
-
-# ------------------------------------------------------------ the contract
+from reincarnate.students import dqn
+from reincarnate.students.student import TRANSITIONS, get_student
+from reincarnate.types import Batch
 
 
 @cases
@@ -300,189 +246,3 @@ def test_a_chain_is_solved_to_its_closed_form(name: str, double_q: bool) -> None
     with torch.no_grad():
         found = learner.network(eye).double()
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0)
-
-
-# ------------------------------------------------------------ DQN itself
-
-
-def plain_training(learner, settings: RunConfig, batches: list[Batch], m: float) -> dict[str, torch.Tensor]:
-    """The same updates by a second implementation: loops over the batch, PyTorch's plain Adam."""
-    online, target = copy.deepcopy(learner.network), copy.deepcopy(learner.target)
-    rates = settings.optimizer
-    adam = torch.optim.Adam(
-        online.parameters(), lr=rates.learning_rate, eps=rates.adam_eps, foreach=False, fused=False
-    )
-    for batch in batches:
-        with torch.no_grad():
-            next_target, next_online = target(batch.next_obs), online(batch.next_obs)
-        outputs, terms = online(batch.obs), []
-        for i in range(len(outputs)):
-            best = (next_online if settings.td.double_q else next_target)[i].argmax()
-            error = outputs[i, batch.action[i]] - (batch.reward[i] + batch.discount[i] * next_target[i, best])
-            terms.append(error**2 if settings.td.loss == "mse" else
-                         0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5)  # fmt: skip
-        teacher = log_policy(batch.teacher_outputs, 0.5)
-        student_ = F.log_softmax(outputs / settings.distill.student_temperature, dim=1)
-        divergence = F.kl_div(student_, teacher, reduction="batchmean", log_target=True)
-        loss = torch.stack(terms).mean() + settings.distill.coefficient * m * divergence
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    return weights(online)
-
-
-@pytest.mark.parametrize("kind", SPECS)
-@pytest.mark.parametrize(
-    ("loss", "double_q", "m"), [("huber", False, 0.7), ("mse", True, 0.7), ("huber", True, 0.0)]
-)
-def test_updates_are_those_of_a_plain_implementation(kind: str, loss: str, double_q: bool, m: float) -> None:
-    settings = {"td__loss": loss, "td__double_q": double_q}
-    learner, spec = build(kind=kind, **settings), SPECS[kind]
-    train(learner, spec, 1, m=0.5)  # so that online and target differ
-    fresh = build(kind=kind, **settings)
-    fresh.network.load_state_dict(learner.network.state_dict())
-    batches = [batch_of(spec, seed=50 + i) for i in range(5)]
-    expected = plain_training(fresh, config(**settings), batches, m)
-    for batch in batches:
-        fresh.update(batch, advice(batch), torch.tensor(m))
-    for key, value in weights(fresh.network).items():
-        torch.testing.assert_close(value, expected[key], atol=2e-5, rtol=1e-4)
-
-
-def test_the_metrics_are_what_they_say() -> None:
-    learner = build(distill__coefficient=3.0)
-    batch = batch_of(VECTOR)
-    with torch.no_grad():
-        q = learner.network(batch.obs)
-    teacher = advice(batch)
-    metrics = learner.update(batch, teacher, torch.tensor(0.25))
-    divergence = kl(teacher, log_policy(q, 0.1)).mean()
-    assert metrics["q_mean"] == pytest.approx(q.mean().item(), rel=1e-5)
-    assert metrics["q_max"] == pytest.approx(q.max(dim=1).values.mean().item(), rel=1e-5)
-    assert metrics["distill_loss"] == pytest.approx(divergence.item(), rel=1e-5)
-    total = metrics["td_loss"].item() + 3.0 * 0.25 * metrics["distill_loss"].item()
-    assert metrics["loss"].item() == pytest.approx(total, rel=1e-5)
-    agree = (q.argmax(1) == teacher.argmax(1)).float().mean()
-    assert metrics["teacher_agreement"] == agree
-
-
-def test_targets_stay_until_they_are_copied() -> None:
-    learner = build()
-    before = weights(learner.target)
-    assert all(same(before, weights(learner.network)))
-    train(learner, VECTOR, 3)
-    assert all(same(before, weights(learner.target)))
-    learner.sync_target()
-    assert all(same(weights(learner.network), weights(learner.target)))
-
-
-def test_epsilon_greedy() -> None:
-    learner, obs = build(), batch_of(VECTOR, size=4000).obs
-    with torch.no_grad():
-        best = learner.network(obs).argmax(1)
-    action, log_prob, _ = learner.act(obs, None, ActRule("greedy"))
-    assert torch.equal(action, best)
-    assert (log_prob == 0).all()
-    action, log_prob, _ = learner.act(obs, None, ActRule("epsilon", 0.3))
-    chosen = action == best
-    assert chosen.float().mean().item() == pytest.approx(0.7 + 0.1, abs=0.03)
-    torch.testing.assert_close(log_prob[chosen], torch.full((int(chosen.sum()),), math.log(0.8)))
-    torch.testing.assert_close(log_prob[~chosen], torch.full((int((~chosen).sum()),), math.log(0.1)))
-
-
-@pytest.mark.parametrize("double_q", [False, True])
-def test_bfloat16_leaves_no_parameter_without_a_gradient(double_q: bool) -> None:
-    """Weights that autocast casts under no_grad and keeps would cut the online network off."""
-    exact, learner = (
-        build(kind="atari", precision=precision, td__double_q=double_q, optimizer__adam_eps=1.0)
-        for precision in ("fp32", "bf16")
-    )
-    for one in (exact, learner):
-        train(one, ATARI, 1)
-        assert all(value.grad.abs().sum() > 0 for value in one.network.parameters())
-        assert all(value.dtype == torch.float32 for value in one.network.parameters())
-    for reference, found in zip(exact.network.parameters(), learner.network.parameters(), strict=True):
-        assert F.cosine_similarity(reference.grad.flatten(), found.grad.flatten(), dim=0) > 0.98
-
-
-def test_images_are_stored_channels_last() -> None:
-    learner = build(kind="atari")
-    for network in (learner.network, learner.target):
-        weight = network.state_dict()["trunk.sections.1.blocks.0.conv1.weight"]
-        assert weight.is_contiguous(memory_format=torch.channels_last)
-        assert not weight.is_contiguous()
-
-
-# ------------------------------------------------------------ methods, registry, precision
-
-
-def test_the_methods() -> None:
-    scratch, qdagger = get_student("dqn"), get_student("qdagger-dqn")
-    assert scratch.factory is qdagger.factory
-    assert scratch.method == Method(needs_teacher=False, offline=False, distill=False)
-    assert qdagger.method == Method(needs_teacher=True, offline=True, distill=True)
-
-
-def test_unknown_students_are_answered_with_the_nearest_name() -> None:
-    with pytest.raises(
-        UserError, match=r"no student 'qdager-dqn' \(did you mean 'qdagger-dqn'\?\); known: dqn, q"
-    ):
-        get_student("qdager-dqn")
-
-
-OWN = [
-    EntryPoint("dqn", "reincarnate.students.dqn:SCRATCH", student.GROUP),
-    EntryPoint("qdagger-dqn", "reincarnate.students.dqn:QDAGGER", student.GROUP),
-]
-
-
-def offer(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    extra = [EntryPoint(name.split("__")[0], value, student.GROUP) for name, value in points.items()]
-    monkeypatch.setattr(student.importlib.metadata, "entry_points", lambda group: [*extra, *OWN])
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("no_such_package:ENTRY", "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("reincarnate.errors:NOTHING", "AttributeError"),
-        ("math:pi", "math:pi is a float, not a StudentEntry"),
-        ("reincarnate.students.dqn:SCRATCH", "its entry calls itself 'dqn'"),
-    ],
-)
-def test_a_broken_package_breaks_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, value: str, message: str
-) -> None:
-    offer(monkeypatch, theirs=value)
-    assert list(registry()) == ["dqn", "qdagger-dqn"]
-    assert get_student("dqn") is dqn.SCRATCH
-    with pytest.raises(UserError, match=f"student 'theirs' of .* cannot be used: {message}"):
-        get_student("theirs")
-
-
-def test_nobody_takes_our_names_and_two_packages_cannot_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, dqn="math:pi", new__1="math:pi", new__2="math:e")
-    assert get_student("dqn") is dqn.SCRATCH
-    assert list(registry()) == ["dqn", "qdagger-dqn"]
-    with pytest.raises(UserError, match="both offer that name; uninstall one"):
-        get_student("new")
-
-
-@pytest.mark.parametrize("name", STUDENTS)
-def test_precision_is_timed_for_images_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry: StudentEntry = get_student(name)
-    timed: list[str] = []
-
-    def choose(device: torch.device, work) -> str:
-        for precision in ("fp32", "bf16"):
-            work(precision)()
-            timed.append(precision)
-        return "bf16"
-
-    monkeypatch.setattr(student, "choose_precision", choose)
-    assert entry.choose_precision(config(), VECTOR, CPU) == "fp32"
-    assert entry.choose_precision(config(system__precision="bf16"), VECTOR, CPU) == "bf16"
-    assert entry.choose_precision(config(system__precision="fp32"), ATARI, CPU) == "fp32"
-    assert timed == []
-    assert entry.choose_precision(config(), ATARI, CPU) == "bf16"
-    assert timed == ["fp32", "bf16"]
