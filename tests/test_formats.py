@@ -9,7 +9,6 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import checkpoint_writers as writers
 import msgpack
 import numpy as np
 import pytest
@@ -18,8 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
-from reincarnate.teachers.formats import FORMATS, Hints, _msgpack, detect_and_read
+from reincarnate.teachers.formats import FORMATS, Hints, _msgpack, detect_and_read, save_native
+from reincarnate.teachers.teacher import TeacherSpec
+
+import checkpoint_writers as writers
 
 CARTPOLE = Hints("CartPole-v1")
 
@@ -166,7 +169,7 @@ def test_an_array_that_lies_is_told(tmp_path: Path, leaf: msgpack.ExtType, messa
     [
         b"\xdf" + struct.pack(">I", 2**32 - 1),  # a map of 4 billion
         b"\xdd" + struct.pack(">I", 2**32 - 1),  # a list of 4 billion
-        (b"\xdd" + struct.pack(">I", 4000)) * 20_000,  # lists in lists
+        (b"\xdd" + struct.pack(">I", 10**6)) * 200_000,  # lists of a million in lists of a million
         b"\x91" * 100_000,  # nested without end
         b"\x81\xa1x\xc6" + struct.pack(">I", 2**31),  # 2 GiB of bytes
         b"\x81\xa1x\xc9" + struct.pack(">I", 2**31) + b"\x01",  # an array of 2 GiB
@@ -267,6 +270,26 @@ def test_damaged_torch_files_are_read_or_told_in_one_line(tmp_path: Path, data: 
     with pytest.raises(UserError) as got:
         detect_and_read(path, CARTPOLE)
     assert str(got.value).isprintable()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 255)), min_size=1, max_size=4))
+def test_damaged_safetensors_are_read_or_told_in_one_line(
+    tmp_path: Path, damage: list[tuple[int, int]]
+) -> None:
+    """The format has no checksum: a flipped bit in a weight is another weight."""
+    spec = TeacherSpec(env_spec("CartPole-v1"), "q_values", "mlp", {"hidden": [2]}, "dqn")
+    path = save_native(tmp_path / "x.safetensors", spec.build(), spec)
+    content = bytearray(path.read_bytes())
+    for where, change in damage:
+        content[where % len(content)] ^= change
+    path.write_bytes(content)
+    message = ""
+    try:
+        assert detect_and_read(path).spec.network == "mlp"
+    except UserError as error:
+        message = str(error)
+    assert message.isprintable()  # as is the empty one
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

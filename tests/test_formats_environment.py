@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import checkpoint_writers as writers
 import pytest
 import torch
 from torch import nn
@@ -13,6 +12,8 @@ from torch import nn
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats import Hints, detect_and_read
 from reincarnate.teachers.formats._weights import feature_side
+
+import checkpoint_writers as writers
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import checkpoint_writers as writers
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,6 +16,7 @@ from reincarnate.errors import UserError
 from reincarnate.teachers.formats import Checkpoint, Hints, _environment, detect_and_read
 from reincarnate.types import EnvSpec
 
+import checkpoint_writers as writers
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
 
 OWN = SHARED_CHECKPOINTS / "own"
@@ -169,6 +169,15 @@ def test_other_precisions_become_float32(tmp_path: Path, dtype: str) -> None:
     state = detect_and_read(path, Hints("vector-4-2-v1")).state_dict
     expected = stored["Dense_1"]["kernel"].astype(np.float32).T
     np.testing.assert_array_equal(state["trunk.layers.1.weight"].numpy(), expected)
+    assert all(value.dtype == torch.float32 and value.is_contiguous() for value in state.values())
+
+
+def test_a_number_too_large_for_float32_is_not_finite(tmp_path: Path) -> None:
+    params = dense_params()
+    params["Dense_1"]["bias"] = np.full(84, 1e300)
+    path = write(tmp_path / "x.cleanrl_model", {"params": params})
+    with pytest.raises(UserError, match=r"Dense_1/bias: 84 of 84 weights are NaN or infinite"):
+        detect_and_read(path, Hints("CartPole-v1"))
 
 
 @pytest.mark.usefixtures("any_environment")

@@ -203,3 +203,9 @@ def test_the_user_may_name_another_environment_of_the_same_shape(tmp_path: Path,
     wide = save_native(tmp_path / "impala.safetensors", network(IMPALA), IMPALA)
     pong = detect_and_read(wide, Hints("Pong-v5")).spec.env
     assert pong == dataclasses.replace(IMPALA.env, env_id="Pong-v5")
+
+
+def test_naming_the_same_environment_changes_nothing(tmp_path: Path) -> None:
+    short = dataclasses.replace(CARTPOLE, env=dataclasses.replace(CARTPOLE.env, max_agent_steps=50))
+    path = save_native(tmp_path, network(short), short)
+    assert detect_and_read(path, Hints("CartPole-v1")).spec == short

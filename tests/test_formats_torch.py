@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import checkpoint_writers as writers
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats import Checkpoint, Hints, detect_and_read
 
+import checkpoint_writers as writers
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
 
 OWN = SHARED_CHECKPOINTS / "own"

@@ -76,7 +76,7 @@ def _read_pickle(path: Path) -> bytes:
 def _member(path: Path, member: zipfile.ZipInfo) -> bytes:
     """Bytes of a stored member, compared with its checksum (0 where torch was told to compute none)."""
     with path.open("rb") as file:
-        file.seek(member.header_offset)
+        file.seek(max(0, member.header_offset))  # a damaged directory can point before the file
         header = file.read(_LOCAL_HEADER_BYTES)
         if len(header) == _LOCAL_HEADER_BYTES:
             file.seek(sum(struct.unpack("<HH", header[26:])), 1)  # file name, extra field
