@@ -11,7 +11,8 @@ TREE := build/tree
 .PHONY: demo test test-slow lint types format check clean
 
 demo: $(VENV)/.run-installed
-	$(BIN)/reincarnate run --teacher bundled/Breakout-dqn --student qdagger-dqn --preset quick --out $(DEMO_OUT)
+	@if [ -f $(DEMO_OUT)/config.json ]; then echo "going on with $(DEMO_OUT)"; $(BIN)/reincarnate run --resume $(DEMO_OUT); \
+	else $(BIN)/reincarnate run --teacher bundled/Breakout-dqn --student qdagger-dqn --preset quick --out $(DEMO_OUT); fi
 
 test: $(VENV)/.dev-installed
 	$(BIN)/pytest

@@ -28,6 +28,7 @@ from reincarnate.evaluate import OutputsPolicy, evaluate
 from reincarnate.progress import Progress
 from reincarnate.replay import Replay, check_fits, memory_needed
 from reincarnate.runner import Run
+from reincarnate.students.student import get_student
 from reincarnate.teachers.collect import Collected, Collection, collect
 from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
@@ -90,8 +91,15 @@ def run(
     Raises:
         UserError: anything that the caller can put right, in one line.
     """
-    base = configuration.preset(preset, scratch=teacher is None)
-    config = configuration.override(base, {"teacher": teacher, "student": student, **(settings or {})})
+    given = dict(settings or {})
+    for name in ("teacher", "student", "preset"):
+        if name in given:
+            raise UserError(f"{name} is not a setting; pass it as --{name}")
+    if given.get("collect.teacher_data"):  # found again from any folder on resume
+        given["collect.teacher_data"] = str(Path(given["collect.teacher_data"]).expanduser().absolute())
+    explores = not get_student(student).method.needs_teacher
+    base = configuration.preset(preset, explores=explores, scratch=teacher is None)
+    config = configuration.override(base, {"teacher": teacher, "student": student, **given})
     return _execute(Run.start(config, Path(out) if out is not None else None, progress or Progress()))
 
 
@@ -118,6 +126,7 @@ def evaluate_teacher(
     Raises:
         UserError: no such teacher, environment or acting rule.
     """
+    _check({"evaluate.games": episodes, "env.num_envs": num_envs, "seed": seed, "env.backend": backend})
     where = pick_device(device)
     loaded = _load(teacher, env_id, where, announce)
     rule = parse_act_rule(act_rule, loaded.spec.outputs)
@@ -157,6 +166,8 @@ def collect_teacher(
     Raises:
         UserError: no such teacher; ``out`` holds something else; the data does not fit in memory.
     """
+    _check({"collect.agent_steps": agent_steps, "collect.epsilon_start": epsilon, "env.num_envs": num_envs})
+    _check({"seed": seed})
     where = pick_device(device)
     loaded = _load(teacher, env_id, where, announce)
     settings = CollectConfig(agent_steps=agent_steps, epsilon_start=epsilon, epsilon_end=epsilon)
@@ -184,6 +195,11 @@ def collect_teacher(
         )
 
 
+def _check(values: Mapping[str, Any]) -> None:
+    """Refuse what a run's configuration would refuse, in the same words."""
+    configuration.override(RunConfig(), values)
+
+
 def _execute(prepared: Run) -> RunResult:
     return RunResult(prepared.folder, prepared.execute())
 
@@ -200,11 +216,9 @@ def _load(
 
 
 def _agrees(measured: Returns, reported: Reported) -> bool | None:
-    """Welch's test on means, standard deviations and numbers of games; None if no deviation is claimed."""
-    if reported.std is None:
+    """Welch's test of the two means; None where one of them has no deviation."""
+    if reported.std is None or measured.n < 2:
         return None
-    if measured.n < 2:
-        raise UserError("a comparison with the reported return needs at least 2 games: raise --episodes")
     if measured.std == 0 and reported.std == 0:
         return measured.mean == reported.mean
     test = scipy.stats.ttest_ind_from_stats(

@@ -49,6 +49,9 @@ class _Group(click.Group):
             _fail(error.format_message())
         except UserError as error:
             _fail(str(error))
+        except OSError as error:  # full or unwritable disks; whatever else it is, it is said
+            place = f"{error.filename}: " if error.filename else ""
+            _fail(f"{place}{error.strerror or error}; check that it exists and can be written")
         except (Stopped, KeyboardInterrupt, click.Abort):
             sys.exit(EXIT_STOPPED)
 
@@ -79,7 +82,9 @@ def main() -> None:
 @click.option("--batch-size", type=str, metavar="N", help="Transitions per update.")
 @click.option("--device", metavar="auto|cpu|cuda")
 @click.option("--precision", metavar="auto|fp32|bf16")
-@click.option("--buffer", metavar="auto|ram|cuda|disk", help="Where buffers are held; so far: with the learner.")
+@click.option(
+    "--buffer", metavar="auto|ram|cuda|disk", help="Where buffers are held; so far: with the learner."
+)
 @click.option("--teacher-data", metavar="PATH", help="Use this D_T instead of collecting one.")
 @click.option(
     "--act", metavar="RULE", help="Teacher's acting rule when evaluated: auto, greedy, sample, epsilon=X."
@@ -110,7 +115,7 @@ def run(
             raise UserError("--resume goes on with the run as it was configured; pass no other option")
         api.resume(resume)
         return
-    given |= dict(_key_value(text) for text in settings)
+    given = dict(_key_value(text) for text in settings) | given  # an option of its own wins
     api.run(teacher, student or "qdagger-dqn", preset=preset or "default", out=out, settings=given)
 
 

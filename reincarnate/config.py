@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -119,7 +120,6 @@ class SystemConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     buffer: Literal["auto", "ram", "cuda", "disk"] = "auto"
     checkpoint_every_seconds: float = 300.0
-    log_every_seconds: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -203,31 +203,37 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "optimizer.adam_eps": 1e-8,
     },
 }
-# What changes when there is no teacher: exploration starts at random, and the paper's own environment
-# applies (with a teacher, the teacher's environment wins).
-_SCRATCH: dict[str, dict[str, Any]] = {
+# A student that no teacher prepares starts to explore at random.
+_EXPLORE: dict[str, dict[str, Any]] = {
     "quick": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 2_000},
     "default": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 250_000},
-    "paper": {
-        "online.epsilon_start": 1.0,
-        "online.epsilon_decay_agent_steps": 50_000,
-        "env.sticky_probability": 0.25,
-        "env.episodic_life": False,
-    },
+    "paper": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 50_000},
     "cleanrl": {},
+}
+# Without a teacher the paper's own environment applies; with one, the teacher's environment wins.
+_ENVIRONMENT: dict[str, dict[str, Any]] = {
+    "paper": {"env.sticky_probability": 0.25, "env.episodic_life": False},
 }
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
 
 
-def preset(name: str, *, scratch: bool = False) -> RunConfig:
-    """The named preset; ``scratch``: for a student without a teacher.
+def preset(name: str, *, scratch: bool = False, explores: bool | None = None) -> RunConfig:
+    """The named preset.
+
+    Args:
+        name: one of :data:`PRESETS`.
+        scratch: there is no teacher, whose environment would win.
+        explores: the student starts from nothing, so its exploration starts at random; as ``scratch`` unless
+            given (a scratch student beside a teacher that it is compared with).
 
     Raises:
         UserError: no preset of that name.
     """
     if name not in _PRESETS:
         raise UserError(f"no preset {name!r}{_nearest(name, PRESETS)}; known: {', '.join(PRESETS)}")
-    return override(RunConfig(preset=name), _PRESETS[name] | (_SCRATCH[name] if scratch else {}))
+    explore = _EXPLORE[name] if (scratch if explores is None else explores) else {}
+    environment = _ENVIRONMENT.get(name, {}) if scratch else {}
+    return override(RunConfig(preset=name), _PRESETS[name] | explore | environment)
 
 
 def override(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
@@ -319,7 +325,10 @@ def _scalar(value: Any, hint: type) -> Any:
     if hint is float:
         if isinstance(value, bool):
             raise ValueError
-        return float(value)
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
     if not isinstance(value, str):
         raise ValueError
     return value
@@ -335,6 +344,7 @@ def _nearest(name: str, known: typing.Iterable[str]) -> str:
 
 
 _POSITIVE = (
+    "collect.agent_steps",
     "env.num_envs",
     "evaluate.games",
     "offline.target_update_every_updates",
@@ -347,12 +357,10 @@ _POSITIVE = (
     "optimizer.batch_size",
     "optimizer.adam_eps",
     "system.checkpoint_every_seconds",
-    "system.log_every_seconds",
     "collect.epsilon_decay_agent_steps",
     "online.epsilon_decay_agent_steps",
 )
 _NOT_NEGATIVE = (
-    "collect.agent_steps",
     "offline.updates",
     "offline.evaluations",
     "online.agent_steps",

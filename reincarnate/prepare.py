@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +17,9 @@ from reincarnate.device import Precision, pick_device, tune
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
 from reincarnate.replay import check_fits, memory_needed
+from reincarnate.runfiles import exact_reference
 from reincarnate.students.student import Student, StudentEntry, get_student
+from reincarnate.teachers.collect import read_teacher_data
 from reincarnate.teachers.teacher import Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import EnvSpec
@@ -44,13 +48,19 @@ class Parts:
     generator: torch.Generator
 
 
-def prepare(config: RunConfig, announce: Callable[[str], None], precision: Precision | None = None) -> Parts:
+def prepare(
+    config: RunConfig,
+    announce: Callable[[str], None],
+    precision: Precision | None = None,
+    recorded: dict[str, Any] | None = None,
+) -> Parts:
     """Load the teacher and build the student; everything a user can get wrong is refused here.
 
     Args:
         config: the run.
         announce: gets one line per thing worth saying.
         precision: of the run that is resumed; None chooses.
+        recorded: ``teacher.json`` of the run that is resumed: exactly that file is loaded.
 
     Raises:
         UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit.
@@ -62,10 +72,14 @@ def prepare(config: RunConfig, announce: Callable[[str], None], precision: Preci
         raise UserError(f"student {entry.name!r} needs a teacher: pass --teacher REF")
     teacher = None
     if config.teacher is not None:
-        teacher = load_teacher(config.teacher, env_id=config.env.id, device=device, announce=announce)
+        reference = exact_reference(recorded) if recorded else config.teacher
+        teacher = load_teacher(reference, env_id=config.env.id, device=device, announce=announce)
+        teacher.card = dataclasses.replace(teacher.card, ref=config.teacher)
         parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
     spec = environment(config.env, teacher)
     _check_buffer(config.system.buffer, device)
+    if config.collect.teacher_data is not None and teacher is not None and entry.method.offline:
+        read_teacher_data(Path(config.collect.teacher_data), teacher, spec)
     _check_memory(config, entry, spec, device)
     generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
     chosen = precision or entry.choose_precision(config, spec, device)
@@ -93,7 +107,18 @@ def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
             f"env.full_action_set={config.full_action_set} does not fit the teacher, whose network has "
             f"{spec.num_actions} actions; leave it out"
         )
+    if spec.kind == "vector" and set(changes) - {"max_agent_steps"}:
+        names = ", ".join(f"env.{name}" for name in sorted(set(changes) - {"max_agent_steps"}))
+        raise UserError(
+            f"{names} does not apply to {spec.env_id}, whose observations are vectors; leave it out"
+        )
     return dataclasses.replace(spec, **changes)
+
+
+def student_capacity(config: RunConfig) -> int:
+    """Agent steps that D_S must hold: its capacity, or all that the run plays if that is less."""
+    played = config.online.agent_steps + config.env.num_envs
+    return min(config.online.replay_capacity_agent_steps, played)
 
 
 def _check_buffer(buffer: str, device: torch.device) -> None:
@@ -101,14 +126,14 @@ def _check_buffer(buffer: str, device: torch.device) -> None:
     home = "cuda" if device.type == "cuda" else "ram"
     if buffer not in ("auto", home):
         raise UserError(
-            f"system.buffer={buffer} is not available with device {device}: buffers are held in the learner's "
-            f"memory ({home}); use --buffer auto"
+            f"system.buffer={buffer} is not available with device {device}: buffers are held in the "
+            f"learner's memory ({home}); use --buffer auto"
         )
 
 
 def _check_memory(config: RunConfig, entry: StudentEntry, spec: EnvSpec, device: torch.device) -> None:
     """D_T and D_S are never held at once, so the larger one counts."""
-    sizes = [config.online.replay_capacity_agent_steps]
+    sizes = [student_capacity(config)]
     if entry.method.offline:
         sizes.append(config.collect.agent_steps)
     check_fits(max(memory_needed(spec, config.env.num_envs, size) for size in sizes), device)

@@ -16,6 +16,7 @@ from reincarnate.phases import (
     teacher_normalized,
     teacher_rule,
 )
+from reincarnate.replay import Replay
 from reincarnate.schedules import DistillCoefficient
 from reincarnate.types import Returns
 
@@ -35,11 +36,11 @@ def build(
     stage: Stage,
     status: str,
     *,
-    evaluate_seconds: float | None,
+    seconds: dict[str, float],
     collected: dict[str, Any] | None,
     offline: OfflineState,
     online: OnlineState,
-    student_bytes: int | None,
+    student_data: Replay | None,
     coefficient: DistillCoefficient | None,
 ) -> dict[str, Any]:
     """The whole document from what the run knows so far."""
@@ -52,11 +53,11 @@ def build(
         "student": _student(stage),
         "buffers": {
             "teacher": _teacher_buffer(stage.folder, collected),
-            "student": {"agent_steps": online.agent_steps, "bytes": student_bytes},
+            "student": _student_buffer(student_data),
         },
         "phases": {
-            "evaluate": {"seconds": evaluate_seconds},
-            "collect": _collect(collected),
+            "evaluate": {"seconds": seconds.get("evaluate")},
+            "collect": _collect(collected, seconds.get("collect")),
             "offline": {
                 "seconds": offline.seconds or None,
                 "updates": offline.updates,
@@ -121,15 +122,20 @@ def _teacher_buffer(folder: Path, collected: dict[str, Any] | None) -> dict[str,
     return {"agent_steps": collected["agent_steps"], "bytes": collected["bytes"], "path": path}
 
 
-def _collect(collected: dict[str, Any] | None) -> dict[str, Any]:
-    if collected is None:
-        return {"seconds": None, "agent_steps": 0, "agent_steps_per_s": None, "reused": False}
-    steps, seconds = collected["agent_steps"], collected["seconds"]
+def _student_buffer(replay: Replay | None) -> dict[str, Any]:
+    if replay is None:
+        return {"agent_steps": 0, "bytes": None}
+    return {"agent_steps": replay.agent_steps, "bytes": replay.nbytes}
+
+
+def _collect(collected: dict[str, Any] | None, seconds: float | None) -> dict[str, Any]:
+    steps = collected["agent_steps"] if collected else 0
+    reused = bool(collected and collected["reused"])
     return {
         "seconds": seconds,
         "agent_steps": steps,
-        "agent_steps_per_s": None if collected["reused"] else _rate(steps, seconds),
-        "reused": collected["reused"],
+        "agent_steps_per_s": None if reused else _rate(steps, seconds or 0.0),
+        "reused": reused,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
+import gc
 import signal
 import threading
 import time
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from reincarnate import files, phases, prepare, report, result
+from reincarnate import files, phases, prepare, report, result, runfiles
 from reincarnate.checkpoint import CheckpointClock, CheckpointFolder
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
@@ -33,19 +33,22 @@ from reincarnate.types import Returns
 class Run:
     """A run in its own directory: :meth:`start` or :meth:`resume` one, then :meth:`execute` it."""
 
-    def __init__(self, config: RunConfig, folder: Path, progress: Progress, parts: prepare.Parts) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, progress: Progress, parts: prepare.Parts, lock: FileLock
+    ) -> None:
+        self._lock = lock
         self.folder, self.config, self.progress = folder, config, progress
         self._checkpoints = CheckpointFolder(folder)
         self._clock = CheckpointClock(config.system.checkpoint_every_seconds)
         self._stop = threading.Event()
         self._finished: list[str] = []
-        self._evaluate_seconds: float | None = None
+        self._seconds: dict[str, float] = {}  # of the phases that have no counters of their own
+        self._ticking: Callable[[], None] = lambda: None
         self._collected: dict[str, Any] | None = None
         self._offline, self._online = OfflineState(), OnlineState()
         self._coefficient: DistillCoefficient | None = None
         self._teacher_data: Replay | None = None
         self._student_data: Replay | None = None
-        self._started = False
         self.stage = Stage(
             config=config,
             folder=folder,
@@ -74,44 +77,56 @@ class Run:
             UserError: the folder holds a run already, or anything in ``config`` does not fit together.
         """
         if folder is not None:
-            _refuse_used(folder)
+            runfiles.refuse_used(folder)
         parts = prepare.prepare(config, announce=progress.say)
-        folder = folder or _free_folder(config, parts)
+        plan = _estimate(config, parts)  # makes the first environments, which may be refused too
+        folder = folder or runfiles.free_folder(parts.spec.env_id, config)
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(folder / "config.json", config.to_dict() | {"versions": result.versions()})
-        if parts.teacher is not None:
-            files.write_json(folder / "teacher.json", parts.teacher.to_json())
+        lock = runfiles.lock(folder)
+        described = parts.teacher.to_json() if parts.teacher else None
+        runfiles.write_start(folder, config, described, result.versions())
         progress.say(f"run directory: {folder}")
-        progress.say(estimate(config, parts).text(config.preset))
-        run = cls(config, folder, progress, parts)
-        run.stage.logger.hparams(config.to_dict())
-        return run
+        progress.say(plan)
+        return cls(config, folder, progress, parts, lock)
 
     @classmethod
     def resume(cls, folder: Path, progress: Progress) -> Run:
         """Go on with the run in ``folder`` from its last checkpoint.
 
         Raises:
-            UserError: no run there, or its files are damaged.
+            UserError: no run there, it is going on elsewhere, or its files are damaged.
         """
-        if not (folder / "config.json").exists():
-            raise UserError(
-                f"{folder} holds no run to resume (no config.json); start one with --out {folder}"
-            )
-        values = files.read_json(folder / "config.json")
-        values.pop("versions", None)
-        config = RunConfig.from_dict(values)
+        config, recorded = runfiles.read_config(folder), runfiles.read_teacher(folder)
+        lock = runfiles.lock(folder)
+        try:
+            return cls._resumed(config, recorded, folder, progress, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _resumed(
+        cls,
+        config: RunConfig,
+        recorded: dict[str, Any] | None,
+        folder: Path,
+        progress: Progress,
+        lock: FileLock,
+    ) -> Run:
         checkpoints = CheckpointFolder(folder)
-        saved = checkpoints.load(torch.device("cpu")) if checkpoints.exists() else None
-        if saved:
-            RunLogger.rewind(folder, saved[0]["tensorboard"])
-        precision = saved[0]["precision"] if saved else None
-        parts = prepare.prepare(config, announce=progress.say, precision=precision)
-        _check_same_teacher(folder, parts)
-        run = cls(config, folder, progress, parts)
-        if saved:
+        state = checkpoints.load(torch.device("cpu"))[0] if checkpoints.exists() else None
+        parts = prepare.prepare(
+            config, announce=progress.say, precision=state["precision"] if state else None, recorded=recorded
+        )
+        if recorded and parts.teacher:
+            runfiles.check_same_teacher(folder, recorded, parts.teacher.card.sha256)
+        if state:
+            _check_same_device(folder, state["device"], parts.device)
+            RunLogger.rewind(folder, state["tensorboard"])
+        run = cls(config, folder, progress, parts, lock)
+        if state:
             run._restore()
-            progress.say(f"resuming {folder} after {', '.join(run._finished) or 'nothing finished'}")
+        progress.say(f"resuming {folder} after {', '.join(run._finished) or 'nothing finished'}")
         return run
 
     # ------------------------------------------------------------ doing it
@@ -122,24 +137,30 @@ class Run:
         Raises:
             Stopped: asked to stop; the run can be resumed.
         """
-        with self._locked(), _stop_on_signals(self._stop):
-            try:
-                for name, phase in self._plan():
-                    if name not in self._finished:
-                        phase()
-                        self._finished.append(name)
-                        self._save()
-                        self._write_result("running")
-                return self._finish()
-            except Stopped:
-                self._write_result("stopped")
-                raise
-            except UserError:
+        try:
+            with _stop_on_signals(self._stop):
+                return self._execute()
+        except (Stopped, KeyboardInterrupt):
+            self._write_result("stopped")
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
                 self._write_result("failed")
-                raise
-            except Exception:
-                self._write_result("failed")
-                raise
+            raise
+        finally:
+            self.stage.logger.close()
+            self._lock.release()
+
+    def _execute(self) -> dict[str, Any]:
+        self._write_result("running")
+        self.stage.logger.hparams(self.config.to_dict())
+        for name, phase in self._plan():
+            if name not in self._finished:
+                phase()
+                self._finished.append(name)
+                self._save()
+                self._write_result("running")
+        return self._finish()
 
     def _plan(self) -> list[tuple[str, Callable[[], None]]]:
         method = self.stage.entry.method
@@ -149,19 +170,17 @@ class Run:
         return [*plan, ("online", self._phase_online)]
 
     def _phase_evaluate(self) -> None:
-        started = time.perf_counter()
-        if self.stage.teacher is not None and self.stage.teacher_return is None:
-            self._set_returns(teacher=phases.evaluate_teacher(self.stage))
-        self._set_returns(random=phases.evaluate_random(self.stage))
-        self._evaluate_seconds = time.perf_counter() - started
+        with self._timed("evaluate"):
+            if self.stage.teacher is not None and self.stage.teacher_return is None:
+                self._set_returns(teacher=phases.evaluate_teacher(self.stage))
+            self._set_returns(random=phases.evaluate_random(self.stage))
         self._announce_returns()
 
     def _phase_collect(self) -> None:
-        started = time.perf_counter()
-        collected = self._obtain_teacher_data()
+        with self._timed("collect"):
+            collected = self._obtain_teacher_data()
         self._teacher_data = collected.replay
         self._collected = {
-            "seconds": time.perf_counter() - started,
             "agent_steps": collected.agent_steps,
             "bytes": collected.replay.nbytes,
             "reused": collected.reused,
@@ -175,19 +194,19 @@ class Run:
             self._teacher_data = self._obtain_teacher_data().replay
         phases.offline(self.stage, self._teacher_data, self._offline)
         self._teacher_data = None
+        gc.collect()  # D_T is in a cycle with the update that was captured; D_S needs its room
 
     def _phase_online(self) -> None:
         self._teacher_data = None
         if self._student_data is None:
-            self._student_data = self._new_replay(
-                self.config.env.num_envs, self.config.online.replay_capacity_agent_steps
-            )
+            self._student_data = self._new_student_data()
         if self._coefficient is None:
             self._coefficient = phases.make_coefficient(self.stage)
         phases.online(self.stage, self._student_data, self._online, self._coefficient)
 
     def _finish(self) -> dict[str, Any]:
         phases.save_student(self.stage, self.folder / "student.safetensors")
+        self.stage.curves.save(self.folder / "curves.json")
         document = self._write_result("done")
         self.stage.logger.hparams(self.config.to_dict(), _final_metrics(document))
         self.stage.logger.close()
@@ -204,7 +223,7 @@ class Run:
         if teacher is None:
             raise UserError(f"student {config.student!r} trains on a teacher's data: pass --teacher")
         if config.collect.teacher_data is not None:
-            return load_teacher_data(Path(config.collect.teacher_data), self._new_replay, teacher)
+            return load_teacher_data(Path(config.collect.teacher_data), self._new_replay, teacher, stage.spec)
         collection = Collection.of(
             teacher,
             stage.spec,
@@ -224,6 +243,9 @@ class Run:
             return collect(
                 teacher, collection, replay, device=stage.device, checkpoint=clock.due, on_step=on_step
             )
+
+    def _new_student_data(self) -> Replay:
+        return self._new_replay(self.config.env.num_envs, prepare.student_capacity(self.config))
 
     def _new_replay(self, num_envs: int, capacity_agent_steps: int) -> Replay:
         td = self.config.td
@@ -251,9 +273,11 @@ class Run:
     # ------------------------------------------------------------ checkpoint, result
 
     def _save(self) -> None:
+        self._ticking()
         state = {
             "finished": self._finished,
-            "evaluate_seconds": self._evaluate_seconds,
+            "seconds": self._seconds,
+            "device": str(self.stage.device),
             "teacher_return": self.stage.teacher_return and self.stage.teacher_return.to_dict(),
             "random_return": self.stage.random_return and self.stage.random_return.to_dict(),
             "collected": self._collected,
@@ -275,7 +299,7 @@ class Run:
     def _restore(self) -> None:
         state, tensors, records = self._checkpoints.load(self.stage.device)
         self._finished = state["finished"]
-        self._evaluate_seconds = state["evaluate_seconds"]
+        self._seconds = state["seconds"]
         self._collected = state["collected"]
         self._offline = OfflineState(**state["offline"])
         self._online = OnlineState(**state["online"])
@@ -293,83 +317,60 @@ class Run:
             if self._coefficient:
                 self._coefficient.load_state_dict(state["coefficient"])
         if records:
-            self._student_data = self._new_replay(
-                self.config.env.num_envs, self.config.online.replay_capacity_agent_steps
-            )
+            self._student_data = self._new_student_data()
             self._checkpoints.restore_replay(records, self._student_data)
 
     def _write_result(self, status: str) -> dict[str, Any]:
         document = result.build(
             self.stage,
             status,
-            evaluate_seconds=self._evaluate_seconds,
+            seconds=self._seconds,
             collected=self._collected,
             offline=self._offline,
             online=self._online,
-            student_bytes=self._student_data.nbytes if self._student_data else None,
+            student_data=self._student_data,
             coefficient=self._coefficient,
         )
         files.write_json(self.folder / "result.json", document)
         return document
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = FileLock(self.folder / "run.lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UserError(
-                f"{self.folder} is in use by another reincarnate process; wait for it to end"
-            ) from None
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Add to a phase's seconds, also when it is stopped and goes on later."""
+        started, before = time.perf_counter(), self._seconds.get(phase, 0.0)
+        self._ticking = lambda: self._seconds.update({phase: before + time.perf_counter() - started})
         try:
             yield
         finally:
-            lock.release()
-            (self.folder / "run.lock").unlink(missing_ok=True)
+            self._ticking()
+            self._ticking = lambda: None
 
 
 def _final_metrics(document: dict[str, Any]) -> dict[str, float]:
     student = document["student"]
     metrics = {
-        "return": student["final_return"] and student["final_return"]["mean"],
-        "teacher_normalized": student["teacher_normalized"]["final"],
-        "offline_teacher_normalized": student["teacher_normalized"]["offline"],
+        "final_return": student["final_return"] and student["final_return"]["mean"],
+        "offline_return": student["offline_return"] and student["offline_return"]["mean"],
+        "teacher_normalized_final": student["teacher_normalized"]["final"],
+        "teacher_normalized_offline": student["teacher_normalized"]["offline"],
         "teacher_return": document["teacher"] and document["teacher"]["return"]["mean"],
         "random_return": document["random"]["mean"],
-        "offline_return": student["offline_return"] and student["offline_return"]["mean"],
     }
     return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _refuse_used(folder: Path) -> None:
-    if (folder / "config.json").exists():
-        raise UserError(
-            f"{folder} already holds a run; choose another --out, or continue it with --resume {folder}"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; choose another --out")
+def _estimate(config: RunConfig, parts: prepare.Parts) -> str:
+    """The line that says how long it will take; leaves the run's random numbers as they were."""
+    state = parts.generator.get_state()
+    try:
+        return estimate(config, parts).text(config.preset)
+    finally:
+        parts.generator.set_state(state)
 
 
-def _free_folder(config: RunConfig, parts: prepare.Parts) -> Path:
-    """``runs/<env>-<student>-s<seed>-<time>``."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{parts.spec.env_id}-{config.student}-s{config.seed}-{stamp}")
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
-
-
-def _check_same_teacher(folder: Path, parts: prepare.Parts) -> None:
-    if parts.teacher is None:
-        return
-    recorded = files.read_json(folder / "teacher.json")["sha256"]
-    if recorded != parts.teacher.card.sha256:
-        raise UserError(
-            f"the teacher of {folder} has changed since the run began (sha256 {recorded[:12]}... then, "
-            f"{parts.teacher.card.sha256[:12]}... now); pin its revision or start a new run"
-        )
+def _check_same_device(folder: Path, recorded: str, device: torch.device) -> None:
+    if recorded != str(device):
+        raise UserError(f"{folder} ran on {recorded} and cannot go on with {device}; resume it where it ran")
 
 
 @contextlib.contextmanager

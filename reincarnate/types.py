@@ -82,8 +82,8 @@ class EnvStep:
 
     A row with ``reset`` set is not the outcome of an action: the action that was sent was ignored and ``obs``
     opens an episode (``game_start``: of a new game; else the next life of the same). Its reward is 0, but for
-    points that the game itself gave during the reset. ``terminal`` and ``truncated`` exclude each other. A game
-    that ends inside a life's reset has ``reset``, ``game_start`` and ``game_over`` on one row.
+    points that the game itself gave during the reset. ``terminal`` and ``truncated`` exclude each other. A
+    game that ends inside a life's reset has ``reset``, ``game_start`` and ``game_over`` on one row.
     """
 
     env_ids: npt.NDArray[np.int64]  # [n] which environments; 0..N-1 in order for a synchronous step

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from reincarnate import files, schedules
 from reincarnate.acting import epsilon_greedy, sample
@@ -133,7 +133,7 @@ def collect(
     """
     folder = folder or collection.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock"):
+    with _locked(folder, lambda: on_step(0, None)):
         artefact = _Artefact(folder, collection)
         artefact.load_into(replay)
         reused = artefact.complete
@@ -143,26 +143,45 @@ def collect(
     return Collected(replay, folder, replay.agent_steps, reused, tuple(artefact.game_returns))
 
 
-def load_teacher_data(folder: Path, replay_of: Callable[[int, int], Replay], teacher: Teacher) -> Collected:
-    """A D_T that somebody made, from its folder; ``replay_of(num_envs, agent_steps)`` makes the empty buffer.
+def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec) -> Collection:
+    """What the D_T in ``folder`` was made of, if ``teacher`` made it in ``env``; reads only the manifest.
 
     Raises:
-        UserError: no complete D_T there, damaged, or made with another teacher.
+        UserError: no complete D_T there, damaged, or made with another teacher or environment.
     """
     manifest = files.read_json(folder / "manifest.json")
     try:
         values = manifest["collection"]
         collection = Collection(**(values | {"env": EnvSpec.from_dict(values["env"])}))
+        complete = manifest["complete"] and manifest["format"] == FORMAT
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{folder} holds no teacher data of a known format; collect it again") from None
+    if not complete:
+        raise UserError(f"{folder} holds an unfinished collection; run the collection again to complete it")
     if collection.teacher_sha256 != teacher.card.sha256:
         raise UserError(
             f"{folder} was collected with another teacher (sha256 {collection.teacher_sha256[:12]}..., "
             f"this one has {teacher.card.sha256[:12]}...); pass the matching --teacher or collect it again"
         )
+    theirs, ours = collection.env.to_dict(), env.to_dict()
+    differing = [f"{name}={theirs[name]} (run: {ours[name]})" for name in ours if theirs[name] != ours[name]]
+    if differing:
+        raise UserError(
+            f"{folder} was collected in another environment: {', '.join(differing)}; collect it again"
+        )
+    return collection
+
+
+def load_teacher_data(
+    folder: Path, replay_of: Callable[[int, int], Replay], teacher: Teacher, env: EnvSpec
+) -> Collected:
+    """A D_T that somebody made, from its folder; ``replay_of(num_envs, agent_steps)`` makes the empty buffer.
+
+    Raises:
+        UserError: as :func:`read_teacher_data`, or a segment is damaged.
+    """
+    collection = read_teacher_data(folder, teacher, env)
     artefact = _Artefact(folder, collection)
-    if not artefact.complete:
-        raise UserError(f"{folder} holds an unfinished collection; run the collection again to complete it")
     replay = replay_of(collection.num_envs, collection.agent_steps)
     artefact.load_into(replay)
     replay.freeze()
@@ -174,21 +193,24 @@ class _Artefact:
 
     def __init__(self, folder: Path, collection: Collection) -> None:
         self._folder, self._collection = folder, collection
-        self._store = SegmentStore(folder)
         self.complete = False
         self.game_returns: list[float] = []
+        records: list[SegmentRecord] = []
         if (folder / "manifest.json").exists():
-            self._read_manifest()
-        else:
-            self._store.restore([])
+            records = self._read_manifest()
+        self._store = SegmentStore(folder, records)
+        if not self.complete:  # what a crash left behind; a complete one is only read
+            self._store.sweep()
 
-    def _read_manifest(self) -> None:
+    def _read_manifest(self) -> list[SegmentRecord]:
         manifest = files.read_json(self._folder / "manifest.json")
-        if manifest.get("format") != FORMAT or manifest.get("collection") != self._collection.to_dict():
-            raise UserError(f"{self._folder} holds teacher data of something else; choose another folder")
-        self._store.restore([SegmentRecord(**record) for record in manifest["segments"]])
-        self.complete = manifest["complete"]
-        self.game_returns = manifest["game_returns"]
+        try:
+            if manifest["format"] != FORMAT or manifest["collection"] != self._collection.to_dict():
+                raise UserError(f"{self._folder} holds teacher data of something else; choose another folder")
+            self.complete, self.game_returns = manifest["complete"], manifest["game_returns"]
+            return [SegmentRecord(**record) for record in manifest["segments"]]
+        except (KeyError, TypeError):
+            raise UserError(f"{self._folder / 'manifest.json'} is damaged; delete {self._folder}") from None
 
     def load_into(self, replay: Replay) -> None:
         self._store.load_into(replay)
@@ -242,6 +264,22 @@ def _grow(
                 if checkpoint():
                     artefact.append(replay, complete=False)
     artefact.append(replay, complete=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, while_waiting: Callable[[], None]) -> Iterator[None]:
+    """Own the artefact; another run that collects the same one is waited for, and then finds it complete."""
+    lock = FileLock(folder / "lock")
+    while True:
+        try:
+            lock.acquire(timeout=1.0)
+            break
+        except Timeout:
+            while_waiting()  # may raise to stop
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager

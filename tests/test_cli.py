@@ -301,3 +301,54 @@ def test_a_hub_repository_that_does_not_exist_is_one_line(tmp_path: Path) -> Non
     assert "nobody/Nothing-v5-dqn" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--teacher", TEACHER, "--set", "system.checkpoint_every_seconds=inf"],
+            "takes a value of type float",
+        ),
+        (["--teacher", TEACHER, "--collect-steps", "0"], "collect.agent_steps must be greater than 0"),
+        (["--teacher", TEACHER, "--set", "preset=quick"], "preset is not a setting"),
+        (["--teacher", TEACHER, "--set", "env.sticky_probability=0.25"], "does not apply to CartPole-v1"),
+        (["--teacher", TEACHER, "--buffer", "disk"], "use --buffer auto"),
+        (["--teacher", TEACHER, "--teacher-data", "no/such/data"], "manifest.json does not exist"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_written(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    assert message in refused(invoke("run", *arguments, "--preset", "quick", "--out", str(tmp_path / "run")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_teacher_data_of_another_environment_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    made = invoke("teachers", "collect", TEACHER, "--out", str(data), "--steps", "100", "--num-envs", "2")
+    assert made.exit_code == 0, made.output
+    options = ["--teacher-data", str(data), "--set", "env.max_agent_steps=50", "--out", str(tmp_path / "run")]
+    line = refused(invoke("run", "--teacher", TEACHER, "--preset", "quick", *options))
+    assert "max_agent_steps" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = refused_last_line(invoke("run", "--teacher", TEACHER, "--out", str(tmp_path / "file" / "run")))
+    assert str(tmp_path / "file") in line
+
+
+def test_resume_works_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*cli_options(), "--online-steps", "60", "--set", "online.evaluations=0"]
+    first = invoke("run", "--teacher", TEACHER, "--preset", "quick", *options, "--out", "first")
+    assert first.exit_code == 0, first.output
+    second = invoke("run", "--teacher", "first", "--preset", "quick", *options, "--out", "second")
+    assert second.exit_code == 0, second.output
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = invoke("run", "--resume", str(tmp_path / "second"))
+    assert again.exit_code == 0, again.output
+    assert read(tmp_path / "second", "result.json")["teacher"]["ref"] == "first"

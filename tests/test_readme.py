@@ -6,8 +6,9 @@ import shlex
 import pytest
 from click import Context, Group
 
-from paths import REPOSITORY
 from reincarnate.cli import main
+
+from paths import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()
 DOCS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.md"))]

@@ -98,13 +98,13 @@ def test_sampling_reads_nothing_and_is_cheap(frozen, monkeypatch):
 
 
 def filled_on(device: str) -> Replay:
-    """A buffer on a device, with teacher outputs and log-probabilities that are there already."""
+    """A buffer on a device, with actions, teacher outputs and log-probabilities that are there already."""
     replay = Replay(SPEC, 2, 40, n_step=3, discount=0.9, device=device)
     zeros, false = np.zeros(2, dtype=np.float32), np.zeros(2, dtype=np.bool_)
     for step in range(60):
         rows = RowBatch(
             frame=np.zeros((2, 2, 3), dtype=np.uint8),
-            action=np.zeros(2, dtype=np.int64),
+            action=torch.full((2,), step % 3, device=device),
             reward=zeros,
             raw_reward=zeros,
             terminal=false,

@@ -344,7 +344,9 @@ def test_atari_teachers_of_both_kinds_run_through_all_phases(file: str, cache: P
     assert result["status"] == "done"
     assert result["phases"]["online"]["updates"] == (result["phases"]["online"]["agent_steps"] - 100) // 4
     losses = read(tmp_path / "run", "curves.json")["losses"]
-    assert all(row["distill_loss"] > 0 for row in losses)
+    assert all(row["distill_loss"] > 0 for row in losses if row["phase"] == "offline")
+    assert losses[-1]["phase"] == "online"
+    assert losses[-1]["distill_loss"] is None  # m is latched at 0: the teacher is not asked any more
 
 
 def test_teacher_temperature_is_that_of_its_kind(cache: Path, tmp_path: Path) -> None:

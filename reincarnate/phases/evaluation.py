@@ -90,9 +90,12 @@ class StudentPolicy:
 
 def _evaluate(stage: Stage, policy: Policy, title: str, seed: int) -> Returns:
     env, games = stage.config.env, stage.config.evaluate.games
+    before = stage.generator.get_state()
     with stage.progress.phase(title, total=games, unit="games") as bar:
 
         def on_progress(done: int, total: int, mean: float) -> None:
+            if stage.stop_requested():  # a resumed run repeats the evaluation with the same random numbers
+                stage.generator.set_state(before)
             stage.stop_point()
             bar.update(done, **({"return": mean} if done else {}))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ class Learner:
         self._m = torch.zeros((), device=stage.device)
         self._sums: dict[str, Tensor] = {}
         self._count = 0
+        self._forgotten: frozenset[str] = frozenset()
         self._step = Step(self._update, stage.device, [stage.generator])
 
     def set_coefficient(self, m: float) -> None:
@@ -46,6 +49,10 @@ class Learner:
         """Whether enough updates have passed to read the metrics."""
         return self._count >= UPDATES_PER_FLUSH
 
+    def forget(self, metrics: Sequence[str]) -> None:
+        """Log these metrics no more."""
+        self._forgotten = frozenset(metrics)
+
     def log(self, phase: str, step: int) -> dict[str, float]:
         """Read the mean metrics since the last time, and log them at ``step``; empty when there are none.
 
@@ -54,7 +61,11 @@ class Learner:
         if not self._count:
             return {}
         values = torch.stack(list(self._sums.values())).tolist()
-        means = {name: value / self._count for name, value in zip(self._sums, values, strict=True)}
+        means = {
+            name: value / self._count
+            for name, value in zip(self._sums, values, strict=True)
+            if name not in self._forgotten
+        }
         for total in self._sums.values():
             total.zero_()
         self._count = 0

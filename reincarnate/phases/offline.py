@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reincarnate.errors import UserError
 from reincarnate.phases.evaluation import evaluate_student
 from reincarnate.phases.learner import Learner
 from reincarnate.phases.stage import PhaseClock, Stage, points_passed, snapshot
@@ -23,9 +24,15 @@ def offline(stage: Stage, replay: Replay, state: OfflineState) -> None:
     """Train on D_T (``replay``) alone (Agarwal et al. 2022: QDagger's offline pretraining).
 
     Raises:
+        UserError: too little data to learn from.
         Stopped: asked to stop; a checkpoint is written.
     """
     config = stage.config.offline
+    if config.updates and not replay.can_sample():
+        raise UserError(
+            f"the teacher's data ({replay.agent_steps} agent steps in {replay.num_envs} environments) holds "
+            f"no whole {replay.n_step}-step transition; raise --collect-steps"
+        )
     learner = Learner(stage, replay, stage.entry.method.distill)
     learner.set_coefficient(1.0)
     clock = PhaseClock(state)

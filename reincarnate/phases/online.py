@@ -20,6 +20,9 @@ from reincarnate.rollout import Acted, ActFunction, Game, Rollout
 from reincarnate.schedules import DistillCoefficient
 from reincarnate.types import EnvStep
 
+#: Metrics that compare the student with the teacher's stored outputs.
+TEACHER_METRICS = ("distill_loss", "teacher_agreement")
+
 
 @dataclass
 class OnlineState:
@@ -70,6 +73,7 @@ class _Online:
 
     def run(self) -> None:
         stage, state, env_config = self._stage, self._state, self._stage.config.env
+        self._warn()
         total = self._config.agent_steps
         with (
             make_env(
@@ -91,6 +95,14 @@ class _Online:
             self._log()
             self._clock.tick()
 
+    def _warn(self) -> None:
+        if 0 < self._config.agent_steps <= self._config.learning_starts_agent_steps:
+            self._stage.progress.say(
+                f"warning: learning starts at {self._config.learning_starts_agent_steps} agent steps and the "
+                f"online phase has {self._config.agent_steps}: no update will be made there; set "
+                "online.learning_starts_agent_steps"
+            )
+
     def _step(self, rollout: Rollout) -> None:
         state = self._state
         m = self._coefficient.value(state.agent_steps) if self._coefficient else 0.0
@@ -110,7 +122,7 @@ class _Online:
     def _learn(self) -> None:
         """Make the updates that are due: an exact ratio to the agent steps, whatever the timing."""
         state, config = self._state, self._config
-        if not self._replay.can_sample(self._stage.config.optimizer.batch_size):
+        if not self._replay.can_sample():
             return
         due = (state.agent_steps - config.learning_starts_agent_steps) // config.agent_steps_per_update
         while state.updates < due:
@@ -144,6 +156,8 @@ class _Online:
 
     def _log(self) -> None:
         stage, step = self._stage, self._state.agent_steps
+        if self._coefficient and self._coefficient.latched_at_agent_step is not None:
+            self._learner.forget(TEACHER_METRICS)  # the teacher is not asked any more
         self._numbers |= self._learner.log("online", step)
         scalars = {"epsilon": self._epsilon(), "updates": float(self._state.updates)}
         if self._coefficient:

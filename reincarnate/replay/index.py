@@ -145,11 +145,11 @@ class LaneIndex:
         need = np.minimum(self._since[lanes] + 1, self._stack - 1)
         need[game_start] = 0
         self.head[lanes] += self._overwrite(row, need, executed)
-        completed = self._complete(lanes, number, game_start)
+        completed, still_open = self._complete(lanes, number, game_start)
         self._since[lanes] = need
         # A row whose stack begins before the first row is never sampled; such rows come before all others.
         whole = executed & (number - need >= self.first[lanes])
-        self._open[lanes] = np.where(whole, self._open[lanes] + 1, 0)
+        self._open[lanes] = np.where(whole, still_open + 1, 0)
         self._recent[number % self._n, lanes] = reward
         self._last[lanes] = flags
         self.total[lanes] = number + 1
@@ -182,8 +182,8 @@ class LaneIndex:
         self._need[row] = need
         return leaving
 
-    def _complete(self, lanes: Ints, number: Ints, game_start: Array) -> Completed:
-        """Queue the open rows whose future the new rows complete; leaves only rows with an open future."""
+    def _complete(self, lanes: Ints, number: Ints, game_start: Array) -> tuple[Completed, Ints]:
+        """Queue the open rows whose future the new rows complete; also, how many older ones stay open."""
         opened, last = self._open[lanes], self._last[lanes]
         # A game that starts right after a played action: the game before was dropped (a resumed run), and
         # the observation that followed its last action was never stored.
@@ -198,10 +198,10 @@ class LaneIndex:
             steps = np.repeat(np.arange(self._n, 0, -1), [len(steps), *map(len, shorter)])
         lane, rank = lanes[which], opened[which] - steps
         opened[ended] = 0
-        self._open[lanes] = np.minimum(opened, self._n - 1)
         begin = number[which] - steps
         reward = self._recent[(begin + self._ahead) % self._n, lane]
-        return self._enqueue(lane, begin, steps, rank, reward, self._last[lane])
+        completed = self._enqueue(lane, begin, steps, rank, reward, last[which])
+        return completed, np.minimum(opened, self._n - 1)
 
     def _complete_run(self, lane: int, start: int, reward: Array, flags: Array) -> tuple[Completed, int]:
         """The same for a run of rows from number ``start`` on, and how many rows are open after it."""

@@ -258,20 +258,21 @@ class Replay:
     def _store(self, row: Ints, rows: RowBatch, flags: Array, need: Array) -> None:
         """Write the columns of new rows; what their future decides follows later."""
         self._frames.write(row, rows.frame)
-        self._integers.write(row, integer_block(on_host(rows.action), flags, need))
+        self._integers.write(row, integer_block(rows, flags, need))
         self._floats.write(row, float_block(rows, self.spec.num_actions))
+        if off_host(rows.action):
+            self._integers.write(row, rows.action[:, None], slice(ACTION, ACTION + 1))
         if off_host(rows.behaviour_log_prob):
-            log_prob = torch.as_tensor(rows.behaviour_log_prob)[:, None]
-            self._floats.write(row, log_prob, slice(LOG_PROB, LOG_PROB + 1))
+            self._floats.write(row, rows.behaviour_log_prob[:, None], slice(LOG_PROB, LOG_PROB + 1))
         if rows.teacher_outputs is not None and off_host(rows.teacher_outputs):
             self._floats.write(row, rows.teacher_outputs, slice(TEACHER, None))
 
     def _finish(self, done: Completed) -> None:
         """Write what the future of completed rows is, and let draws know of them."""
         if len(done.row):
-            floats = np.stack((done.reward, done.discount), axis=1)
+            floats = np.array((done.reward, done.discount)).T
             self._floats.write(done.row, floats, slice(RETURN, DISCOUNT + 1))
-            integers = np.stack((done.next_need, done.steps), axis=1)
+            integers = np.array((done.next_need, done.steps)).T
             self._integers.write(done.row, integers, slice(NEXT_NEED, STEPS + 1))
             self._queue.update(done.position)
         self._summary.update(slice(None))

@@ -32,8 +32,8 @@ _BITS = {"terminal": TERMINAL, "truncated": TRUNCATED, "executed": EXECUTED, "ga
 class RowBatch:
     """One row for each of n lanes; numpy arrays or tensors.
 
-    ``teacher_outputs`` None stores zeros. Frames, teacher outputs and log-probabilities may be device
-    tensors, so that nothing waits for the device; the other fields are read on the host.
+    ``teacher_outputs`` None stores zeros. Frames, actions, teacher outputs and log-probabilities may be
+    device tensors, so that nothing waits for the device; the other fields are read on the host.
     """
 
     frame: Array | Tensor  # [n, *frame_shape] uint8 or float32, the newest frame of obs_t
@@ -81,10 +81,11 @@ def unpack_flags(packed: Array) -> dict[str, Array]:
     return {name: packed & bit != 0 for name, bit in _BITS.items()}
 
 
-def integer_block(action: Array, flags: Array, need: Array) -> npt.NDArray[np.int16]:
-    """The int16 table's part of n rows, [n, INTEGERS]; what the future decides is left at zero."""
+def integer_block(rows: RowBatch, flags: Array, need: Array) -> npt.NDArray[np.int16]:
+    """The int16 table's part of n rows, [n, INTEGERS]; device tensors and the future are left at zero."""
     block = np.zeros((len(need), INTEGERS), dtype=np.int16)
-    block[:, ACTION] = action
+    if not off_host(rows.action):
+        block[:, ACTION] = on_host(rows.action)
     block[:, FLAGS] = flags
     block[:, NEED] = need
     return block

@@ -48,9 +48,10 @@ class SegmentRecord:
 class SegmentStore:
     """Segments of one buffer in a folder; other files of the folder are left alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, records: Iterable[SegmentRecord] = ()) -> None:
+        """``records``: the list kept elsewhere; nothing is deleted before :meth:`sweep`."""
         self._folder = folder
-        self._records: list[SegmentRecord] = []
+        self._records = list(records)
 
     @property
     def records(self) -> tuple[SegmentRecord, ...]:

@@ -1,0 +1,111 @@
+"""The run directory's small files: who owns it, its configuration, and which teacher it was made with."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from reincarnate import files
+from reincarnate.config import RunConfig
+from reincarnate.errors import UserError
+
+
+def lock(folder: Path) -> FileLock:
+    """Own ``folder`` until the lock is released (or the process ends).
+
+    Raises:
+        UserError: another process owns it.
+    """
+    held = FileLock(folder / "run.lock")
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{folder} is in use by another reincarnate process; wait for it to end") from None
+    return held
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        UserError: the folder holds a run, or is not a folder.
+    """
+    if (folder / "config.json").exists():
+        raise UserError(
+            f"{folder} already holds a run; choose another --out, or continue it with --resume {folder}"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; choose another --out")
+
+
+def free_folder(env_id: str, config: RunConfig) -> Path:
+    """``runs/<env>-<student>-s<seed>-<time>``, a name not taken yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{env_id}-{config.student}-s{config.seed}-{stamp}")
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def write_start(
+    folder: Path, config: RunConfig, teacher: dict[str, Any] | None, versions: dict[str, str]
+) -> None:
+    """``teacher.json``, then ``config.json``, which makes the folder a run."""
+    if teacher is not None:
+        files.write_json(folder / "teacher.json", teacher)
+    files.write_json(folder / "config.json", config.to_dict() | {"versions": versions})
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration of the run in ``folder``.
+
+    Raises:
+        UserError: no run there, or its configuration is damaged or of another version.
+    """
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no run to resume (no config.json); start one with --out {folder}")
+    values = files.read_json(folder / "config.json")
+    if not isinstance(values, dict):
+        raise UserError(f"{folder / 'config.json'} is not the configuration of a run; it is damaged")
+    values.pop("versions", None)
+    return RunConfig.from_dict(values)
+
+
+def read_teacher(folder: Path) -> dict[str, Any] | None:
+    """``teacher.json``, or None for a run without a teacher."""
+    path = folder / "teacher.json"
+    if not path.exists():
+        return None
+    described = files.read_json(path)
+    if not isinstance(described, dict) or not {"resolved", "file", "sha256", "revision", "ref"} <= set(
+        described
+    ):
+        raise UserError(f"{path} does not describe a teacher; it is damaged")
+    return described
+
+
+def exact_reference(described: dict[str, Any]) -> str:
+    """A reference to exactly the file that ``teacher.json`` describes, from any folder and at its commit."""
+    resolved, file = described["resolved"], described["file"]
+    if described["revision"] is not None:
+        return f"{resolved}@{described['revision']}:{file}"
+    return resolved if resolved.startswith("bundled/") else str(Path(resolved) / file)
+
+
+def check_same_teacher(folder: Path, recorded: dict[str, Any], sha256: str) -> None:
+    """Refuse to go on with other weights.
+
+    Raises:
+        UserError: the teacher's file is not the recorded one.
+    """
+    if recorded["sha256"] != sha256:
+        raise UserError(
+            f"the teacher of {folder} has changed since the run began (sha256 {recorded['sha256'][:12]}... "
+            f"then, {sha256[:12]}... now); put the old file back or start a new run"
+        )
