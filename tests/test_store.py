@@ -172,6 +172,28 @@ def test_segments_of_overwritten_rows_are_discarded(stored):
     oracle.check()
 
 
+def test_names_of_discarded_segments_are_not_used_again(stored):
+    """The list on disk may still name them, so they must keep what they hold until it is replaced."""
+    oracle, segments, folder = stored
+    before = (folder / "rows-000001.safetensors").read_bytes()
+    marks = np.array(segments.records[-1].ends)
+    segments.discard_before(marks)
+    assert segments.records == ()
+    play(oracle, 3)
+    segments.append_new(oracle.replay, marks)
+    assert [record.file for record in segments.records] == ["rows-000004.safetensors"]
+    assert (folder / "rows-000001.safetensors").read_bytes() == before
+
+
+def test_a_reader_deletes_nothing(stored):
+    _, segments, folder = stored
+    names = sorted(os.listdir(folder))
+    loaded = new_replay()
+    SegmentStore(folder, segments.records[:1]).load_into(loaded)
+    assert loaded.rows == segments.records[0].rows
+    assert sorted(os.listdir(folder)) == names
+
+
 def test_a_write_that_fails_leaves_the_store_as_it_was(stored, monkeypatch):
     oracle, segments, folder = stored
     before, names = segments.records, sorted(os.listdir(folder))

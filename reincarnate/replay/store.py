@@ -52,6 +52,7 @@ class SegmentStore:
         """``records``: the list kept elsewhere; nothing is deleted before :meth:`sweep`."""
         self._folder = folder
         self._records = list(records)
+        self._number = _highest_number(self._records)
 
     @property
     def records(self) -> tuple[SegmentRecord, ...]:
@@ -70,8 +71,9 @@ class SegmentStore:
             UserError: the folder cannot be written.
         """
         data = safetensors.numpy.save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+        self._number += 1  # a name is never used again, be its segment discarded or not
         record = SegmentRecord(
-            file=f"rows-{self._next_number():06d}.safetensors",
+            file=f"rows-{self._number:06d}.safetensors",
             sha256=hashlib.sha256(data).hexdigest(),
             rows=int(arrays["counts"].sum()),
             bytes=len(data),
@@ -96,6 +98,7 @@ class SegmentStore:
     def restore(self, records: Iterable[SegmentRecord]) -> None:
         """Continue from a list kept elsewhere; segments that it does not name are deleted."""
         self._records = list(records)
+        self._number = _highest_number(self._records)
         self.sweep()
 
     def discard_before(self, oldest: Sequence[int] | Ints) -> None:
@@ -135,10 +138,6 @@ class SegmentStore:
                 path = self._folder / record.file
                 raise UserError(f"{path} does not fit this buffer ({error}); collect it again") from None
 
-    def _next_number(self) -> int:
-        names = [record.file for record in self._records]
-        return 1 + max((int(match.group(1)) for match in map(_NAME.fullmatch, names) if match), default=0)
-
     def _write(self, name: str, data: bytes) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +165,11 @@ class SegmentStore:
             return safetensors.numpy.load(data)
         except (SafetensorError, ValueError, KeyError) as error:
             raise UserError(f"{path} is no replay segment ({error}); {remedy}") from None
+
+
+def _highest_number(records: list[SegmentRecord]) -> int:
+    matches = (_NAME.fullmatch(record.file) for record in records)
+    return max((int(match.group(1)) for match in matches if match), default=0)
 
 
 def _flush_names(folder: Path) -> None:
