@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reincarnate.replay import Replay, RowBatch, table
 from reincarnate.replay.index import LaneIndex
 from reincarnate.replay.memory import LaneSize
-from reincarnate.replay.rows import EXECUTED
+from reincarnate.replay.rows import EXECUTED, GAME_START
 from reincarnate.types import EnvSpec
 
 from replay_oracle import Lane, Odds, Oracle, assert_same
@@ -133,7 +133,8 @@ def test_rows_lost_between_two_marks_are_skipped(world, moves, lost):
 def test_a_lane_that_skips_has_no_open_rows():
     index = LaneIndex(1, 20, LaneSize(27, 40, 7), stack=4, n_step=3, discount=0.5)
     flags = np.array([EXECUTED], dtype=np.uint8)
-    for _ in range(3):
+    index.push(np.array([0]), np.ones(1), flags | GAME_START)
+    for _ in range(2):
         index.push(np.array([0]), np.ones(1), flags)
     index.skip(0, 50)
     sampleable = []
