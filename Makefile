@@ -6,6 +6,8 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 DEMO_OUT ?= runs/demo
+# Test processes, each with one thread: threads of several processes on the same cores slow each other down.
+JOBS ?= 2
 TREE := build/tree
 
 .PHONY: demo test test-slow lint types format check clean
@@ -15,7 +17,7 @@ demo: $(VENV)/.run-installed
 	else $(BIN)/reincarnate run --teacher bundled/Breakout-dqn --student qdagger-dqn --preset quick --out $(DEMO_OUT); fi
 
 test: $(VENV)/.dev-installed
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/.dev-installed
 	$(BIN)/pytest -m slow

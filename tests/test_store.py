@@ -113,6 +113,18 @@ def test_other_n_step_and_discount_are_computed_from_the_same_rows(stored):
     oracle.check()
 
 
+def test_a_longer_n_step_than_the_settled_lanes_allow_is_loaded_all_the_same(tmp_path):
+    """A D_T does not depend on n: what was collected for 3 steps serves 20."""
+    few = new_oracle(VECTOR)
+    play(few, 200)
+    assert few.replay.ring[1]  # the lanes have settled
+    segments = SegmentStore(tmp_path)
+    segments.append_new(few.replay, np.zeros(3, dtype=np.int64))
+    longer = Replay(VECTOR, 3, 60, n_step=40, discount=0.9)
+    segments.load_into(longer)
+    assert longer.can_sample()
+
+
 def test_old_segments_are_never_rewritten(stored):
     oracle, segments, folder = stored
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}

@@ -109,13 +109,17 @@ class LaneIndex:
         ]
         return np.concatenate(lanes)
 
+    def can_settle(self, length: int) -> bool:
+        """Whether lanes of ``length`` rows are possible here."""
+        return self._size.shortest <= length <= self._size.longest
+
     def settle(self, length: int) -> None:
         """Make the lanes ``length`` rows long beforehand, as those of another index were.
 
         Raises:
             ValueError: the index is not empty, or the length is out of bounds.
         """
-        if self.total.any() or not self._size.shortest <= length <= self._size.longest:
+        if self.total.any() or not self.can_settle(length):
             raise ValueError(f"lanes cannot settle at {length} rows")
         self._settle(length)
 

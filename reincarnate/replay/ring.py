@@ -207,13 +207,14 @@ class Replay:
     def follow(self, ring: Sequence[int]) -> None:
         """Before rows are loaded: overwrite rows as early as the buffer that :attr:`ring` was read from.
 
-        Does nothing for a buffer of another capacity, or one whose lanes had not settled.
+        Does nothing for a buffer of another capacity, one whose lanes had not settled, or a length that
+        this buffer cannot have (its transitions reach further).
 
         Raises:
             ValueError: the buffer is not empty.
         """
         capacity, length = ring
-        if capacity == self.capacity and length:
+        if capacity == self.capacity and self._index.can_settle(length):
             self._index.settle(length)
             self._sizes.update(slice(None))
 
