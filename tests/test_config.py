@@ -102,7 +102,7 @@ def test_text_becomes_the_fields_type(name: str, text: str, expected: object) ->
         ({"td.n_step": "1.5"}, r"td.n_step takes a value of type int"),
         ({"td.n_step": 0}, r"td.n_step must be greater than 0, got 0"),
         ({"td.discount": 1.5}, r"td.discount must be between 0 and 1"),
-        ({"optimizer.learning_rate": "nan"}, r"optimizer.learning_rate must be 0 or more"),
+        ({"optimizer.learning_rate": "nan"}, r"optimizer.learning_rate takes a value of type float"),
         ({"offline.updates": -1}, r"offline.updates must be 0 or more"),
         ({"env.episodic_life": "maybe"}, r"env.episodic_life takes a value of type bool"),
         ({"env.noop_max": "0"}, r"env.noop_max must be greater than 0"),

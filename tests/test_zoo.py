@@ -149,7 +149,7 @@ def test_local_folder_tells_its_environment() -> None:
     assert teacher.spec.env.env_id == "CartPole-v1"
     card = teacher.card
     assert (card.revision, card.file, card.reported) == (None, "dqn_jax.cleanrl_model", None)
-    assert card.resolved == str(OWN / "CartPole-v1-dqn_jax-seed1")
+    assert card.resolved == str((OWN / "CartPole-v1-dqn_jax-seed1").resolve())
 
 
 @needs_checkpoints
