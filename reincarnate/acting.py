@@ -52,9 +52,7 @@ def default_temperature(outputs: OutputKind) -> float:
 
 def greedy_policy_log_prob(best: Tensor, action: Tensor, epsilon: Tensor | float, num_actions: int) -> Tensor:
     """Log-probability [N] of ``action`` [N] under epsilon-greedy with greedy action ``best`` [N]."""
-    explore = torch.as_tensor(epsilon, dtype=torch.float32, device=best.device) / num_actions
-    greedy = (action == best).to(torch.float32) * (1.0 - torch.as_tensor(epsilon, device=best.device))
-    return torch.log(explore + greedy)
+    return torch.log((action == best) * (1.0 - epsilon) + epsilon / num_actions)
 
 
 def epsilon_greedy(

@@ -52,9 +52,11 @@ class CheckpointFolder:
         files.write_json(self._state_file, document | {"student_data": records})
         if self._store is not None:
             self._store.sweep()
-        for stale in self._folder.glob("tensors-*.pt"):
-            if stale.name != name:
-                stale.unlink()
+        # The tensors of the checkpoint before, and what a kill left half-written.
+        for pattern in ("tensors-*.pt", ".tensors-*", ".state.json.*"):
+            for stale in self._folder.glob(pattern):
+                if stale.name != name:
+                    stale.unlink()
 
     def load(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any], list[SegmentRecord]]:
         """State, tensors on ``device``, and the records of D_S's segments.
