@@ -7,7 +7,8 @@ Acrobot); so extra games of environments that are through with their quota are i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,8 +95,12 @@ def evaluate(
     if games < 1:
         raise UserError(f"an evaluation needs at least 1 game, got {games}")
     lanes = lanes_for(games, num_envs)
-    with make_env(spec, lanes, seed, backend) as env:
-        returns = play_games(policy, env, games // lanes, device=device, progress=progress)
+    with contextlib.ExitStack() as stack:
+        envs = [
+            stack.enter_context(make_env(spec, size, seed + first, backend))
+            for first, size in group_lanes(lanes)
+        ]
+        returns = play_games(policy, envs, games // lanes, device=device, progress=progress)
     return Returns.from_games([score for lane in returns for score in lane])
 
 
@@ -110,10 +115,16 @@ def lanes_for(games: int, num_envs: int) -> int:
     return max(count for count in range(1, min(num_envs, games) + 1) if games % count == 0)
 
 
+def group_lanes(lanes: int) -> list[tuple[int, int]]:
+    """First environment and size of the groups that take turns: two, so that acting and stepping overlap."""
+    half = lanes // 2
+    return [(0, lanes - half), (lanes - half, half)] if lanes >= 4 else [(0, lanes)]
+
+
 @torch.inference_mode()
 def play_games(
     policy: Policy,
-    env: VectorEnv,
+    envs: Sequence[VectorEnv],
     quota: int,
     *,
     device: torch.device | str = "cpu",
@@ -121,29 +132,59 @@ def play_games(
 ) -> list[list[float]]:
     """The raw returns of the first ``quota`` games of each environment, in the order they were played.
 
-    All environments keep stepping until the last is through; what they play beyond their quota is ignored.
+    The policy acts for one vector environment while the others step. One of them keeps stepping until all
+    its environments are through; what they play beyond their quota is ignored.
     """
-    returns: list[list[float]] = [[] for _ in range(env.num_envs)]
-    scores = np.zeros(env.num_envs, dtype=np.float64)
-    total, wanted = 0.0, quota * env.num_envs
-    done = 0
-    step, state = env.reset(), policy.initial_state(env.num_envs)
-    while done < wanted:
-        action, state = policy.act(torch.from_numpy(step.obs).to(device), state)
-        step = env.step(action.cpu().numpy())
-        scores += step.raw_reward
+    tables = [_Table(policy, env, quota, torch.device(device)) for env in envs]
+    wanted = quota * sum(env.num_envs for env in envs)
+    for table in tables:
+        table.begin()
+    playing = tables
+    while playing:
+        for table in playing:
+            table.finish()
+            if not table.through:
+                table.begin()
+            if progress is not None:
+                scores = [score for each in tables for lane in each.returns for score in lane]
+                progress(len(scores), wanted, sum(scores) / max(len(scores), 1))
+        playing = [table for table in playing if not table.through]
+    return [lane for table in tables for lane in table.returns]
+
+
+class _Table:
+    """The games of one vector environment."""
+
+    def __init__(self, policy: Policy, env: VectorEnv, quota: int, device: torch.device) -> None:
+        self._policy, self._env, self._quota, self._device = policy, env, quota, device
+        self._state = policy.initial_state(env.num_envs)
+        self._step = env.reset()
+        self._scores = np.zeros(env.num_envs, dtype=np.float64)
+        self.returns: list[list[float]] = [[] for _ in range(env.num_envs)]
+
+    @property
+    def through(self) -> bool:
+        """Whether every environment has played its quota."""
+        return all(len(lane) == self._quota for lane in self.returns)
+
+    def begin(self) -> None:
+        """Act, and start the environments."""
+        obs = torch.from_numpy(self._step.obs).to(self._device)
+        action, self._state = self._policy.act(obs, self._state)
+        self._env.send(action.cpu().numpy())
+
+    def finish(self) -> None:
+        """Wait for the environments, and count the games that ended."""
+        self._step = step = self._env.recv()
+        self._scores += step.raw_reward
         for lane in np.flatnonzero(step.game_over):
-            if len(returns[lane]) < quota:
-                returns[lane].append(float(scores[lane]))
-                total, done = total + float(scores[lane]), done + 1
-            scores[lane] = 0.0
+            if len(self.returns[lane]) < self._quota:
+                self.returns[lane].append(float(self._scores[lane]))
+            self._scores[lane] = 0.0
         if step.game_start.any():
-            state = restart_state(
-                state, policy.initial_state(env.num_envs), torch.from_numpy(step.game_start).to(device)
-            )
-        if progress is not None:
-            progress(done, wanted, total / max(done, 1))
-    return returns
+            initial = self._policy.initial_state(self._env.num_envs)
+            start = torch.from_numpy(step.game_start).to(self._device)
+            self._state = restart_state(self._state, initial, start)
 
 
 def restart_state(state: State, initial: State, game_start: Tensor) -> State:

@@ -51,10 +51,13 @@ class Outcome:
 
 
 class Rollout:
-    """Steps ``env`` with ``act``; keeps each game's raw return so far."""
+    """Steps ``env`` with ``act``; keeps each game's raw return so far.
 
-    def __init__(self, env: VectorEnv, act: ActFunction, device: torch.device) -> None:
-        self._env, self._act, self._device = env, act, device
+    Its environments are lanes ``first_lane`` and up of the replay.
+    """
+
+    def __init__(self, env: VectorEnv, act: ActFunction, device: torch.device, first_lane: int = 0) -> None:
+        self._env, self._act, self._device, self._first = env, act, device, first_lane
         self._step = env.reset()
         self._acted: Acted | None = None
         self._returns = np.zeros(env.num_envs, dtype=np.float64)
@@ -77,7 +80,10 @@ class Rollout:
         self._step, self._acted = after, None
         executed = ~after.reset
         return Outcome(
-            before.env_ids, self._rows(before, acted, after), int(executed.sum()), self._finished_games(after)
+            before.env_ids + self._first,
+            self._rows(before, acted, after),
+            int(executed.sum()),
+            self._finished_games(after),
         )
 
     def step(self) -> Outcome:
@@ -105,6 +111,6 @@ class Rollout:
         ended = after.env_ids[
             after.game_over
         ]  # a game may end inside a reset, on the row that opens the next
-        games = tuple(Game(int(i), float(self._returns[i])) for i in ended)
+        games = tuple(Game(self._first + int(i), float(self._returns[i])) for i in ended)
         self._returns[ended] = 0.0
         return games

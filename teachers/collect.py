@@ -23,6 +23,7 @@ from reincarnate.acting import epsilon_greedy, sample
 from reincarnate.config import CollectConfig
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
+from reincarnate.evaluate import group_lanes
 from reincarnate.replay import Replay
 from reincarnate.replay.store import SegmentRecord, SegmentStore
 from reincarnate.rollout import Acted, ActFunction, Rollout
@@ -252,17 +253,25 @@ def _grow(
             replay.agent_steps,
         )
 
-    with make_env(collection.env, collection.num_envs, seed, collection.backend) as env:
-        rollout = Rollout(env, teacher_act(teacher, epsilon, generator), device)
-        with _writing_on_the_way_out(lambda: artefact.append(replay, complete=False)):
-            while replay.agent_steps < collection.agent_steps:
-                outcome = rollout.step()
+    act = teacher_act(teacher, epsilon, generator)
+    with contextlib.ExitStack() as stack:
+        rollouts = []
+        for first, size in group_lanes(collection.num_envs):
+            env = stack.enter_context(make_env(collection.env, size, seed + first, collection.backend))
+            rollouts.append(Rollout(env, act, device, first))
+        stack.enter_context(_writing_on_the_way_out(lambda: artefact.append(replay, complete=False)))
+        for rollout in rollouts:
+            rollout.begin()
+        while replay.agent_steps < collection.agent_steps:
+            for rollout in rollouts:  # the teacher acts for one group while the other steps
+                outcome = rollout.finish()
+                rollout.begin()
                 replay.add(outcome.lanes, outcome.rows)
                 artefact.game_returns.extend(game.raw_return for game in outcome.games)
-                recent = artefact.game_returns[-100:]
-                on_step(replay.agent_steps, sum(recent) / len(recent) if recent else None)
-                if checkpoint():
-                    artefact.append(replay, complete=False)
+            recent = artefact.game_returns[-100:]
+            on_step(replay.agent_steps, sum(recent) / len(recent) if recent else None)
+            if checkpoint():
+                artefact.append(replay, complete=False)
     artefact.append(replay, complete=True)
 
 

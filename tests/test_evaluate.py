@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from reincarnate import evaluate as module
 from reincarnate.acting import ActRule
 from reincarnate.errors import UserError
-from reincarnate.evaluate import OutputsPolicy, RandomPolicy, evaluate, lanes_for, play_games, restart_state
+from reincarnate.evaluate import (
+    OutputsPolicy,
+    RandomPolicy,
+    evaluate,
+    group_lanes,
+    lanes_for,
+    play_games,
+    restart_state,
+)
 from reincarnate.types import EnvSpec, EnvStep
 
 SPEC = EnvSpec("Scripted-v0", "vector", num_actions=3, obs_shape=(2,))
@@ -35,8 +43,10 @@ class ScriptedEnv:
         self.due = [None] * self.num_envs  # the reset that is due: "game" or "life"
         return self._step([(0.0, False, False, True, True)] * self.num_envs)
 
-    def step(self, action):
+    def send(self, action):
         self.actions.append(action)
+
+    def recv(self):
         return self._step([self._advance(lane) for lane in range(self.num_envs)])
 
     def _advance(self, lane):
@@ -116,13 +126,13 @@ def test_slow_and_fast_environments_count_the_same(scripted):
     quota=st.integers(1, 5),
 )
 def test_every_environment_gives_its_first_games_whole(lengths, quota):
-    returns = play_games(Still(), ScriptedEnv(lengths), quota)
+    returns = play_games(Still(), [ScriptedEnv(lengths)], quota)
     assert returns == [[float(lane[k % len(lane)]) for k in range(quota)] for lane in lengths]
 
 
 def test_a_lost_life_ends_no_game():
     env = ScriptedEnv([[6], [4]], lives=[2, 3])
-    assert play_games(Still(), env, 2) == [[6.0, 6.0], [4.0, 4.0]]
+    assert play_games(Still(), [env], 2) == [[6.0, 6.0], [4.0, 4.0]]
     assert len(env.actions) == 2 * (6 + 2) + 1  # two lives' resets in each game, one reset between the games
 
 
@@ -135,7 +145,7 @@ def test_a_game_that_ends_inside_a_reset_counts_once(monkeypatch):
             late = step.game_start & (np.array(self.game) == 1)
             return dataclasses.replace(step, game_over=(step.game_over & (np.array(self.game) > 0)) | late)
 
-    assert play_games(Still(), Hidden([[4, 6]]), 2) == [[4.0, 6.0]]
+    assert play_games(Still(), [Hidden([[4, 6]])], 2) == [[4.0, 6.0]]
 
 
 @FEW
@@ -151,7 +161,7 @@ def test_the_most_environments_that_share_the_games_equally(games, num_envs):
 def test_exactly_the_games_asked_for(games, num_envs, lanes, scripted):
     made = scripted([2])
     assert evaluate(Still(), SPEC, games, num_envs=num_envs, seed=0).n == games
-    assert made[0].num_envs == lanes
+    assert sum(env.num_envs for env in made) == lanes
 
 
 @pytest.mark.parametrize("games", [0, -3])
@@ -163,6 +173,20 @@ def test_no_games_is_a_clear_refusal_not_a_nan(games):
 def test_no_environments_is_refused():
     with pytest.raises(UserError, match="environments must be at least 1, got 0"):
         evaluate(Still(), SPEC, 4, num_envs=0, seed=0)
+
+
+def test_a_group_that_is_through_is_not_stepped_any_more():
+    short, long = ScriptedEnv([[2], [3]]), ScriptedEnv([[20], [30]])
+    assert play_games(Still(), [short, long], 2) == [[2.0] * 2, [3.0] * 2, [20.0] * 2, [30.0] * 2]
+    assert len(short.actions) == 2 * 3 + 1  # two games and the reset between them
+    assert len(long.actions) == 2 * 30 + 1
+
+
+@pytest.mark.parametrize(
+    ("lanes", "groups"), [(1, [(0, 1)]), (3, [(0, 3)]), (8, [(0, 4), (4, 4)]), (5, [(0, 3), (3, 2)])]
+)
+def test_lanes_take_turns_in_two_groups(lanes, groups):
+    assert group_lanes(lanes) == groups
 
 
 # ---------------------------------------------------------------- progress
@@ -215,7 +239,7 @@ class Counting:
 
 def test_memory_starts_afresh_with_a_game_and_not_with_a_life():
     policy = Counting()
-    play_games(policy, ScriptedEnv([[2], [4]], lives=[3]), 2)
+    play_games(policy, [ScriptedEnv([[2], [4]], lives=[3])], 2)
     calls = torch.stack([calls for _, calls, _ in policy.seen]).T
     # Lane 0: observations 0, 1, 2 of each game. Lane 1: 0..3, the new life, 4; then the next game.
     assert calls[0].tolist() == [0, 1, 2] * 3 + [0, 1]
@@ -238,7 +262,7 @@ def test_observations_and_actions_pass_unchanged():
             return obs[:, 1].long() % 3, state
 
     env = ScriptedEnv([[4], [5]])
-    play_games(Last(), env, 1)
+    play_games(Last(), [env], 1)
     assert [action.tolist() for action in env.actions] == [[0, 0], [1, 1], [2, 2], [0, 0], [1, 1]]
     assert env.actions[0].dtype == np.int64
 
