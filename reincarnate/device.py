@@ -7,7 +7,7 @@ import ctypes
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -61,6 +61,21 @@ def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractC
     if device.type not in ("cpu", "cuda"):  # meta tensors, in tests
         return contextlib.nullcontext()
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+@contextlib.contextmanager
+def beside_environments(device: torch.device) -> Iterator[None]:
+    """On the CPU, half of PyTorch's threads, while environments step on the other cores.
+
+    All of them would wait for the one whose core an environment has just taken.
+    """
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

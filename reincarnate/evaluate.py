@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from reincarnate import acting
 from reincarnate.acting import ActRule
+from reincarnate.device import beside_environments
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
 from reincarnate.types import Backend, EnvSpec, Policy, Returns, State, VectorEnv
@@ -96,6 +97,7 @@ def evaluate(
         raise UserError(f"an evaluation needs at least 1 game, got {games}")
     lanes = lanes_for(games, num_envs)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(beside_environments(torch.device(device)))
         envs = [
             stack.enter_context(make_env(spec, size, seed + first, backend))
             for first, size in group_lanes(lanes)

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from reincarnate import files, schedules
 from reincarnate.acting import epsilon_greedy, sample
 from reincarnate.config import CollectConfig
+from reincarnate.device import beside_environments
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
 from reincarnate.evaluate import group_lanes
@@ -255,6 +256,7 @@ def _grow(
 
     act = teacher_act(teacher, epsilon, generator)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(beside_environments(device))
         rollouts = []
         for first, size in group_lanes(collection.num_envs):
             env = stack.enter_context(make_env(collection.env, size, seed + first, collection.backend))

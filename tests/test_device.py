@@ -317,3 +317,23 @@ def test_a_captured_step_gives_what_plain_calls_give() -> None:
         return weight.detach().cpu()
 
     assert torch.equal(train(captured=True), train(captured=False))
+
+
+def test_acting_beside_environments_leaves_them_half_of_the_threads():
+    before = torch.get_num_threads()
+
+    def stopped() -> None:
+        with room.beside_environments(torch.device("cpu")):
+            assert torch.get_num_threads() == 2
+            raise KeyboardInterrupt
+
+    try:
+        torch.set_num_threads(4)
+        with pytest.raises(KeyboardInterrupt):
+            stopped()
+        assert torch.get_num_threads() == 4
+        torch.set_num_threads(1)
+        with room.beside_environments(torch.device("cpu")):
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
