@@ -1,4 +1,4 @@
-"""Draws docs/images/*.png from the runs of `REINCARNATE_CAMPAIGN=DIR make test-slow`.
+"""Draws docs/images/qdagger-and-scratch.png from the runs of `REINCARNATE_CAMPAIGN=DIR make test-slow`.
 
 python docs/plot_results.py DIR
 """
@@ -47,21 +47,25 @@ def draw(axes: Axes, title: str, runs: dict[str, list[Path]]) -> None:
 
 
 def main(campaign: Path) -> None:
-    """Both pictures, from the runs in ``campaign``."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    """One panel for each environment that ``campaign`` has runs of."""
     breakout = {
         "qdagger-dqn": sorted(campaign.glob("breakout-[0-9]")),
         "dqn": sorted(campaign.glob("breakout-dqn-*")),
     }
     cartpole = {student: sorted(campaign.glob(f"cartpole-{student}-*")) for student in COLOURS}
-    draw(left, "Breakout, quick preset", breakout)
-    draw(right, "CartPole, quick preset", cartpole)
-    handles, labels = right.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    panels = [
+        (title, runs)
+        for title, runs in (("Breakout, quick preset", breakout), ("CartPole, quick preset", cartpole))
+        if runs["qdagger-dqn"]
+    ]
+    figure = Figure(figsize=(2 + 4.5 * len(panels), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, runs) in zip(grid, panels, strict=True):
+        draw(axes, title, runs)
+    handles, labels = grid[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(IMAGES / "qdagger-and-scratch.png", dpi=130)
-    (IMAGES / "breakout-quick.png").write_bytes((campaign / "breakout-1" / "curves.png").read_bytes())
 
 
 if __name__ == "__main__":
