@@ -9,7 +9,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Before torch is loaded: its idle threads else spin for a millisecond after every operation, on the cores
+# Before torch is loaded: its idle threads else spin for milliseconds after every operation, on the cores
 # that the environments need at that moment (a fifth to a half more agent steps per second on two cores).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")

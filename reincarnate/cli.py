@@ -178,9 +178,9 @@ def teachers_list(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True)
 def teachers_show(ref: str, env_id: str | None, as_json: bool) -> None:
     """Architecture, environment, hash and what was assumed of one teacher."""
-    from reincarnate.teachers.zoo import load_teacher
+    from reincarnate.teachers.zoo import show_teacher
 
-    described = load_teacher(ref, env_id=env_id, announce=_say).to_json()
+    described = show_teacher(ref, env_id=env_id, announce=_say)
     _print(described, as_json, lambda: [f"{name}: {value}" for name, value in described.items()])
 
 

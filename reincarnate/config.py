@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
 import types
 import typing
@@ -265,11 +264,6 @@ def field_names() -> dict[str, Any]:
         else:
             names[name] = annotation
     return names
-
-
-def dump_json(config: RunConfig) -> str:
-    """Indented JSON of the whole configuration."""
-    return json.dumps(config.to_dict(), indent=2)
 
 
 def _build(cls: type[T], values: Mapping[str, Any], prefix: str) -> T:

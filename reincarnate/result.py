@@ -21,7 +21,6 @@ from reincarnate.schedules import DistillCoefficient
 from reincarnate.types import Returns
 
 FORMAT = 1
-STATUSES = ("running", "stopped", "done", "failed")
 
 
 def versions() -> dict[str, str]:
