@@ -163,17 +163,6 @@ class Curves:
         found = [evaluation.returns for evaluation in self.evaluations if evaluation.phase == phase]
         return found[-1] if found else None
 
-    def recent_return(self, games: int) -> float:
-        """Mean raw return of the last ``games`` training games (a few more where games were merged).
-
-        Raises:
-            ValueError: no training game has ended yet.
-        """
-        means = moving_mean(self.games.points[-games:], games)
-        if not means or means[-1] is None:
-            raise ValueError("no training game has ended yet")
-        return means[-1]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         losses = [{"phase": phase, **row} for phase in PHASES for row in self.losses[phase].to_list()]

@@ -146,15 +146,6 @@ def test_moving_mean_by_hand() -> None:
     assert moving_mean([], 2) == []
 
 
-def test_recent_return_is_over_the_last_games() -> None:
-    curves = Curves()
-    with pytest.raises(ValueError, match="no training game has ended"):
-        curves.recent_return(2)
-    for game, value in enumerate([100.0, 4.0, 8.0]):
-        curves.add_game(game, value)
-    assert curves.recent_return(2) == 6.0
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
