@@ -35,6 +35,7 @@ from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from reincarnate import files
 from reincarnate.errors import UserError
+from reincarnate.teachers.formats import Companions
 from reincarnate.teachers.reference import CARD, Reference, candidates, choose_file, is_safe_name
 from reincarnate.teachers.teacher import Reported
 
@@ -61,6 +62,7 @@ class Downloaded:
     revision: str  # commit, 40 hex digits
     file: str  # path inside the repository
     card_text: str | None  # README.md of the same commit
+    companions: Companions  # the other files of the same commit
     offline: bool = False  # the cache answered because the Hub did not
 
 
@@ -187,7 +189,19 @@ def _download(reference: Reference, repo: str, info: ModelInfo, say: Announce) -
         call = functools.partial(hf_hub_download, repo, CARD, revision=commit)
         card = Path(_ask(call, reference, repo, CARD)).read_text(encoding="utf-8", errors="replace")
     _remember(repo, reference.revision, commit)
-    return Downloaded(path, info.id, commit, file, card)
+    return Downloaded(path, info.id, commit, file, card, _companions(reference, repo, siblings, commit, say))
+
+
+def _companions(
+    reference: Reference, repo: str, siblings: dict[str, RepoSibling], commit: str, say: Announce
+) -> Companions:
+    """The files of one commit; each is downloaded when it is asked for."""
+
+    def path_of(name: str) -> Path:
+        with _relayed(say):
+            return _fetch(reference, repo, siblings[name], commit, say)
+
+    return Companions(tuple(siblings), path_of)
 
 
 def _commit_of(info: ModelInfo, repo: str) -> str:
@@ -281,7 +295,8 @@ def _from_cache(reference: Reference, why: _UnreachableError, say: Announce) -> 
         say(f"{why.reason}: using the cached copy of {repo}, commit {folder.name[:12]}")
         card = folder / CARD
         text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None
-        return Downloaded(folder / file, repo, folder.name, file, text, offline=True)
+        companions = Companions(tuple(names), folder.joinpath)
+        return Downloaded(folder / file, repo, folder.name, file, text, companions, offline=True)
     wanted = f"{reference.repo}@{reference.revision}" if reference.revision else reference.repo
     raise UserError(f"{why.reason}, and {wanted} is not in the cache; {why.advice}")
 

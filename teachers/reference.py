@@ -141,7 +141,7 @@ def local_file(reference: Reference) -> Path:
         return path
     if reference.kind == "run":
         return path / RUN_STUDENT
-    names = [each.relative_to(path).as_posix() for each in _files_below(path)]
+    names = [each.relative_to(path).as_posix() for each in files_below(path)]
     return path / choose_file(names, str(path))
 
 
@@ -153,7 +153,7 @@ def local_card(file: Path) -> str | None:
         return None
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Files in a folder and one level below it (RL Zoo nests once), sorted."""
     return sorted(each for pattern in ("*", "*/*") for each in folder.glob(pattern) if each.is_file())
 

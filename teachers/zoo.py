@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from reincarnate.teachers import hub
-from reincarnate.teachers.formats import Hints, detect_and_read
+from reincarnate.teachers.formats import Companions, Hints, detect_and_read
 from reincarnate.teachers.reference import (
     BUNDLED,
     RUN_STUDENT,
     Reference,
     bundled_names,
     choose_file,
+    files_below,
     local_card,
     local_file,
     parse_reference,
@@ -53,6 +54,7 @@ class _Found:
     revision: str | None
     card_text: str | None
     source: str | None  # name of the Hub repository, where there is one
+    companions: Companions
 
 
 def load_teacher(
@@ -75,7 +77,8 @@ def load_teacher(
     """
     found = _locate(parse_reference(ref), announce)
     exp_name = found.path.stem if found.path.suffix == _CLEANRL_ENDING else None
-    checkpoint = detect_and_read(found.path, Hints(env_id=env_id, source=found.source, exp_name=exp_name))
+    hints = Hints(env_id, found.source, exp_name, file=found.file, companions=found.companions)
+    checkpoint = detect_and_read(found.path, hints)
     card = TeacherCard(
         ref=ref,
         resolved=found.resolved,
@@ -113,11 +116,18 @@ def list_teachers() -> list[dict[str, Any]]:
 def _locate(reference: Reference, announce: Announce | None) -> _Found:
     if reference.kind == "hub":
         got = hub.find_and_download(reference, announce=announce)
-        return _Found(got.path, got.repo, got.file, got.revision, got.card_text, got.repo)
+        return _Found(got.path, got.repo, got.file, got.revision, got.card_text, got.repo, got.companions)
     path = local_file(reference)
     folder = reference.path if reference.path is not None and reference.path.is_dir() else path.parent
     resolved = f"bundled/{reference.repo}" if reference.kind == "bundled" else str(folder)
-    return _Found(path, resolved, path.relative_to(folder).as_posix(), None, local_card(path), None)
+    file = path.relative_to(folder).as_posix()
+    return _Found(path, resolved, file, None, local_card(path), None, local_companions(folder))
+
+
+def local_companions(folder: Path) -> Companions:
+    """The files of a folder on this machine, and one level below it."""
+    names = tuple(each.relative_to(folder).as_posix() for each in files_below(folder))
+    return Companions(names, lambda name: folder / name)
 
 
 def _bundled_row(name: str) -> dict[str, Any]:

@@ -130,8 +130,8 @@ def test_a_stored_config_with_an_unknown_name_is_refused() -> None:
 
 
 def test_every_command_line_option_is_a_setting_and_a_parameter_of_run() -> None:
-    parameters = {parameter.name for parameter in cli.run.params}
-    for option, setting in cli.RUN_OPTIONS.items():
+    parameters = {parameter.name for parameter in cli.run.run.params}
+    for option, setting in cli.run.RUN_OPTIONS.items():
         assert option in parameters
         assert setting in field_names()
-    assert parameters == {*cli.RUN_OPTIONS, "teacher", "student", "preset", "settings", "out", "resume"}
+    assert parameters == {*cli.run.RUN_OPTIONS, "teacher", "student", "preset", "settings", "out", "resume"}

@@ -12,7 +12,7 @@ from torch import nn
 
 from reincarnate.device import autocast
 from reincarnate.errors import UserError
-from reincarnate.networks import NETWORKS, build_network, default_network, default_options
+from reincarnate.networks import NETWORKS, build_network, default_network, default_options, nature
 from reincarnate.networks.impala import pool
 
 CPU = torch.device("cpu")
@@ -312,7 +312,12 @@ def test_defaults_follow_the_kind_of_environment_and_can_be_saved() -> None:
     assert default_network("vector") == "mlp"
     assert default_options("impala") == {"hidden": 256, "channels": [16, 32, 32], "pool_padding": "torch"}
     assert default_options("mlp") == {"hidden": [256, 256], "activation": "relu"}
-    assert default_options("nature") == {"hidden": 512}
+    assert default_options("nature") == {
+        "hidden": 512,
+        "padding": "valid",
+        "neck": [],
+        "neck_activation": "relu",
+    }
     for name in NETWORKS:
         explicit = build_network(name, SHAPES[name], 2, generator=generator(), **default_options(name))
         implied = build_network(name, SHAPES[name], 2, generator=generator())
@@ -331,10 +336,39 @@ def test_defaults_follow_the_kind_of_environment_and_can_be_saved() -> None:
         (("mlp", (4, 84, 84), 2), {}, r"mlp network takes observations \[features\], got \[4, 84, 84\]"),
         (("mlp", (4,), 0), {}, "at least one output"),
         (("mlp", (4,), 2), {"hiden": 3}, "mlp network has no option 'hiden'; known: hidden, activation"),
-        (("mlp", (4,), 2), {"activation": "gelu"}, "activation must be relu or tanh"),
+        (("mlp", (4,), 2), {"activation": "selu"}, "activation must be one of relu, tanh"),
         (("impala", (4, 84, 84), 2), {"pool_padding": "valid"}, "pool_padding must be torch or same"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, options, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_network(*arguments, **options)
+
+
+def test_a_categorical_head_reads_out_the_mean_of_its_distribution() -> None:
+    network = build_network("mlp", (3,), 2, hidden=[4], head={"atoms": 5, "v_min": -1.0, "v_max": 3.0})
+    obs = torch.randn(7, 3)
+    logits = torch.nn.functional.linear(network.trunk(obs), network.head.weight, network.head.bias)
+    probabilities = torch.softmax(logits.reshape(7, 2, 5), dim=2)
+    torch.testing.assert_close(network(obs), probabilities @ torch.tensor([-1.0, 0.0, 1.0, 2.0, 3.0]))
+
+
+def test_normalised_observations_are_clipped() -> None:
+    network = build_network("mlp", (2,), 2, normalise={"epsilon": 0.5, "clip": 2.0})
+    plain = build_network("mlp", (2,), 2)
+    plain.load_state_dict({n: v for n, v in network.state_dict().items() if "normaliser" not in n})
+    network.normaliser.mean.copy_(torch.tensor([1.0, -1.0]))
+    network.normaliser.variance.copy_(torch.tensor([3.5, 0.5]))
+    torch.testing.assert_close(
+        network(torch.tensor([[3.0, 0.5], [-99.0, -1.0]])), plain(torch.tensor([[1.0, 1.5], [-2.0, 0.0]]))
+    )
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(8, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("side", [84, 21, 11, 96])
+def test_same_padding_keeps_the_size_over_the_stride(kernel: int, stride: int, side: int) -> None:
+    padded = nature.pad_same(torch.ones(1, 1, side, side), kernel, stride)
+    out = torch.nn.functional.conv2d(padded, torch.ones(1, 1, kernel, kernel), stride=stride)
+    assert out.shape[-1] == -(-side // stride)
+    near, far = (kernel**2 - out[0, 0, 0, 0], kernel**2 - out[0, 0, -1, -1])
+    assert near <= far  # flax and TensorFlow put the odd zero at the far side

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from reincarnate.networks.impala import ImpalaTrunk
 from reincarnate.networks.mlp import MlpTrunk
 from reincarnate.networks.nature import NatureTrunk
 from reincarnate.networks.network import Network, Trunk, initialise
+from reincarnate.networks.normaliser import Normaliser
 
 NetworkName = Literal["nature", "impala", "mlp"]
 NETWORKS: dict[str, type[Trunk]] = {"nature": NatureTrunk, "impala": ImpalaTrunk, "mlp": MlpTrunk}
@@ -25,29 +26,38 @@ def build_network(
     *,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
+    head: Mapping[str, Any] | None = None,
+    normalise: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Network:
     """A freshly drawn network; its state-dict names are part of the interface.
 
     Args:
-        name: ``nature`` (``trunk.conv1 .conv2 .conv3 .fc``), ``impala`` (``trunk.sections.i.conv``,
+        name: ``nature`` (``trunk.conv1 .conv2 .conv3 .fc .neck.i``), ``impala`` (``trunk.sections.i.conv``,
             ``trunk.sections.i.blocks.j.conv1 .conv2``, ``trunk.fc``) or ``mlp`` (``trunk.layers.i``); each
             with ``.weight`` and ``.bias``, and ``head.weight``, ``head.bias``.
         obs_shape: [frames, height, width] for images, [features] for mlp; without the batch.
         num_outputs: Size of the last layer, one per action.
         device: Where the parameters live.
         generator: Draws the weights, on ``device``; None uses PyTorch's own.
-        **options: nature: ``hidden`` (512). impala: ``hidden`` (256), ``channels`` ((16, 32, 32)),
+        head: None is linear; ``{"atoms", "v_min", "v_max"}`` is C51's categorical one, read as its mean.
+        normalise: ``{"epsilon", "clip"}`` of running observation statistics (mlp alone), kept as
+            ``normaliser.mean`` and ``normaliser.variance``.
+        **options: nature: ``hidden`` (512), ``padding`` (``valid`` | ``same``), ``neck`` (()),
+            ``neck_activation`` (``relu``). impala: ``hidden`` (256), ``channels`` ((16, 32, 32)),
             ``pool_padding`` (``torch`` | ``same``). mlp: ``hidden`` ((256, 256)), ``activation``
-            (``relu`` | ``tanh``). All are plain JSON values.
+            (``relu``; see :data:`reincarnate.networks.mlp.ACTIVATIONS`). All are plain JSON values.
 
     Raises:
         UserError: unknown name or option, a shape that the network cannot take, an image too small.
     """
     _check_name(name)
     _check(name, tuple(obs_shape), num_outputs, options)
+    if normalise is not None and name != "mlp":
+        raise UserError(f"only the mlp network normalises observations, not {name}")
     with torch.device("meta"):  # draws nothing from the global generator
-        network = Network(NETWORKS[name](tuple(obs_shape), **options), num_outputs)
+        normaliser = None if normalise is None else Normaliser(*obs_shape, **normalise)
+        network = Network(NETWORKS[name](tuple(obs_shape), **options), num_outputs, head, normaliser)
     if torch.device(device).type != "meta":
         network.to_empty(device=device)
         initialise(network, generator)

@@ -13,7 +13,27 @@ from torch import Tensor, nn
 from reincarnate.errors import UserError
 from reincarnate.networks.network import Trunk
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
+Activation = Literal["relu", "tanh", "elu", "gelu", "leaky_relu", "silu", "sigmoid"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "leaky_relu": F.leaky_relu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def activation_function(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in ACTIVATIONS:
+        raise UserError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]
 
 
 class MlpTrunk(Trunk):
@@ -26,14 +46,12 @@ class MlpTrunk(Trunk):
         self,
         obs_shape: Sequence[int],
         hidden: Sequence[int] = (256, 256),
-        activation: Literal["relu", "tanh"] = "relu",
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise UserError(f"activation must be relu or tanh, got {activation!r}")
         sizes = [*obs_shape, *hidden]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
-        self.activation = _ACTIVATIONS[activation]
+        self.activation = activation_function(activation)
         self.features = sizes[-1]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ from typing import Protocol, cast
 
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats import cleanrl_flax, cleanrl_torch, native
-from reincarnate.teachers.formats._checkpoint import Checkpoint, Hints
+from reincarnate.teachers.formats._checkpoint import Checkpoint, Companions, Hints
 from reincarnate.teachers.formats._probe import refuse_what_is_no_checkpoint
 from reincarnate.teachers.formats._text import one_line
 from reincarnate.teachers.formats.native import save_native
 
-__all__ = ["FORMATS", "Checkpoint", "Format", "Hints", "detect_and_read", "save_native"]
+__all__ = ["FORMATS", "Checkpoint", "Companions", "Format", "Hints", "detect_and_read", "save_native"]
 
 
 class Format(Protocol):

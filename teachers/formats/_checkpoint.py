@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
 from reincarnate.teachers.teacher import Reported, TeacherSpec
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The files that lie beside a checkpoint, in its folder or repository: settings, statistics, results."""
+
+    names: tuple[str, ...]  # POSIX paths below the folder or repository, the checkpoint's own among them
+    path_of: Callable[[str], Path] = field(
+        compare=False
+    )  # one of the names -> the file on this machine, downloaded if need be
 
 
 @dataclass(frozen=True)
@@ -17,6 +29,8 @@ class Hints:
     source: str | None = None  # name of the repository or folder; None: of the folder that holds the file
     exp_name: str | None = None  # script that wrote it, e.g. "dqn_atari_jax"
     image_size: tuple[int, int] | None = None  # height, width, where the weights leave it open
+    file: str | None = None  # the checkpoint's own name among its companions
+    companions: Companions | None = None  # what lies beside it
 
 
 @dataclass(frozen=True)

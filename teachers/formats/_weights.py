@@ -19,6 +19,7 @@ from torch import Tensor
 
 from reincarnate.errors import UserError
 from reincarnate.networks import NetworkName, build_network
+from reincarnate.networks.nature import CONVOLUTIONS
 
 _DEFAULT_SIDE = 84
 
@@ -119,7 +120,7 @@ def assemble(layers: Layers, image_size: tuple[int, int] | None = None) -> Weigh
     for entry in layers.entries.values():
         _check_numbers(layers.path, entry)
         check_shape(layers.path, entry, (None,) * len(entry.axes))
-    num_outputs = layers.entries["head.weight"].shape[0]
+    num_outputs = _num_outputs(layers)
     obs_shape, sides = _observation_shape(layers, image_size)
     options = _sizes(layers)
     expected = build_network(layers.network, obs_shape, num_outputs, device="meta", **options).state_dict()
@@ -144,16 +145,36 @@ def _check_numbers(path: Path, entry: Entry) -> None:
     check_finite(path, entry.key, entry.array.float())  # what is finite in float64 may overflow here
 
 
+def _num_outputs(layers: Layers) -> int:
+    """Actions: a categorical head has a row per action and atom."""
+    entry, head = layers.entries["head.weight"], layers.options.get("head")
+    actions, rest = divmod(entry.shape[0], head["atoms"] if head else 1)
+    if rest or not actions:
+        raise UserError(
+            f"{layers.path}: {entry.key}: {entry.shape[0]} outputs are not {head and head['atoms']} atoms "
+            "for each action"
+        )
+    return actions
+
+
 def _sizes(layers: Layers) -> dict[str, Any]:
     """Options of build_network: hidden units and channels from the shapes, the rest from the reader."""
-    entries, options = layers.entries, dict(layers.options)
+    options = dict(layers.options)
     if layers.network == "mlp":
-        depth = sum(name.endswith(".weight") for name in entries) - 1
-        return {"hidden": [entries[f"trunk.layers.{i}.weight"].shape[0] for i in range(depth)]} | options
-    sizes: dict[str, Any] = {"hidden": entries["trunk.fc.weight"].shape[0]}
+        return {"hidden": _rows(layers, "trunk.layers")} | options
+    sizes: dict[str, Any] = {"hidden": layers.entries["trunk.fc.weight"].shape[0]}
     if layers.network == "impala":
-        sizes["channels"] = [entries[f"trunk.sections.{i}.conv.weight"].shape[0] for i in range(3)]
+        count = sum(name.endswith(".conv.weight") for name in layers.entries)
+        sizes["channels"] = [layers.entries[f"trunk.sections.{i}.conv.weight"].shape[0] for i in range(count)]
+    elif neck := _rows(layers, "trunk.neck"):
+        sizes["neck"] = neck
     return sizes | options
+
+
+def _rows(layers: Layers, prefix: str) -> list[int]:
+    """Output sizes of the linear layers ``prefix.0``, ``prefix.1``, ..."""
+    count = sum(name.startswith(f"{prefix}.") and name.endswith(".weight") for name in layers.entries)
+    return [layers.entries[f"{prefix}.{i}.weight"].shape[0] for i in range(count)]
 
 
 def _observation_shape(
@@ -162,15 +183,16 @@ def _observation_shape(
     """[features] or [frames, height, width], and the range of sides if the image size had to be chosen."""
     if layers.network == "mlp":
         return (layers.entries["trunk.layers.0.weight"].shape[1],), None
-    first = "trunk.conv1.weight" if layers.network == "nature" else "trunk.sections.0.conv.weight"
-    last = "trunk.conv3.weight" if layers.network == "nature" else "trunk.sections.2.conv.weight"
-    frames, channels = layers.entries[first].shape[1], layers.entries[last].shape[0]
+    convolutions = [
+        entry for name, entry in layers.entries.items() if name.endswith("weight") and "conv" in name
+    ]
+    frames, channels = convolutions[0].shape[1], convolutions[-1].shape[0]
     flat = layers.entries["trunk.fc.weight"]
     if image_size is not None:
         return (frames, *image_size), None  # compared with the weights like any other shape
     cells, rest = divmod(flat.shape[1], channels)
     side = math.isqrt(cells)
-    fitting = [size for size in range(1, 8 * side + 64) if feature_side(layers.network, size) == side]
+    fitting = [size for size in range(1, 8 * side + 64) if _side(layers, size) == side]
     if rest or side * side != cells or not fitting:
         raise UserError(
             f"{layers.path}: {flat.key}: {flat.shape[1]} inputs are not {channels} channels of a square "
@@ -180,20 +202,29 @@ def _observation_shape(
     return (frames, chosen, chosen), (fitting[0], fitting[-1])
 
 
-def feature_side(network: str, side: int) -> int:
+def feature_side(network: str, side: int, *, padding: str = "valid", sections: int = 3) -> int:
     """Side of the last feature map for images of ``side`` pixels; 0 where the image is too small."""
     if network == "impala":
-        return -(-side // 8)  # three times halved, rounded up
-    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
-        side = (side - kernel) // stride + 1 if side >= kernel else 0
+        return -(-side // (1 << sections))  # each section halves, rounding up
+    for kernel, stride in CONVOLUTIONS:
+        if padding == "same":
+            side = -(-side // stride)
+        else:
+            side = (side - kernel) // stride + 1 if side >= kernel else 0
     return side
+
+
+def _side(layers: Layers, side: int) -> int:
+    sections = sum(name.endswith(".conv.weight") for name in layers.entries)
+    padding = layers.options.get("padding", "valid")
+    return feature_side(layers.network, side, padding=padding, sections=sections)
 
 
 def _to_torch(name: str, layers: Layers, obs_shape: tuple[int, ...]) -> Tensor:
     entry = layers.entries[name]
     array = entry.array.permute(entry.axes)
     if name == "trunk.fc.weight" and layers.convention.flatten == "hwc":
-        height, width = (feature_side(layers.network, side) for side in obs_shape[1:])
+        height, width = (_side(layers, side) for side in obs_shape[1:])
         array = array.reshape(len(array), height, width, -1).permute(0, 3, 1, 2).flatten(1)
     return array.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 

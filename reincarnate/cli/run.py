@@ -1,0 +1,89 @@
+"""``reincarnate run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reincarnate.cli.group import main
+from reincarnate.errors import UserError
+
+#: ``run`` option -> dotted setting; a test holds them against the configuration's own fields.
+RUN_OPTIONS: dict[str, str] = {
+    "env": "env.id",
+    "collect_steps": "collect.agent_steps",
+    "offline_updates": "offline.updates",
+    "online_steps": "online.agent_steps",
+    "eval_episodes": "evaluate.games",
+    "num_envs": "env.num_envs",
+    "batch_size": "optimizer.batch_size",
+    "device": "system.device",
+    "precision": "system.precision",
+    "buffer": "system.buffer",
+    "teacher_data": "collect.teacher_data",
+    "act": "evaluate.teacher_act",
+    "backend": "env.backend",
+    "seed": "seed",
+    "checkpoint_every": "system.checkpoint_every_seconds",
+}
+
+
+@main.command()
+@click.option("--teacher", metavar="REF", help="Hub repo, file, folder, run directory or bundled/NAME.")
+@click.option("--student", metavar="NAME", help="See `reincarnate students list`.  [default: qdagger-dqn]")
+@click.option("--env", metavar="ID", help="Environment, where the teacher does not say or there is none.")
+@click.option(
+    "--preset", metavar="NAME", help="quick (minutes), default, paper or cleanrl.  [default: default]"
+)
+@click.option("--collect-steps", type=str, metavar="N", help="Teacher agent steps in D_T.")
+@click.option("--offline-updates", type=str, metavar="N", help="Updates on D_T.")
+@click.option("--online-steps", type=str, metavar="N", help="Student agent steps.")
+@click.option("--eval-episodes", type=str, metavar="N", help="Whole games per evaluation.")
+@click.option("--num-envs", type=str, metavar="N", help="Environments stepped together.")
+@click.option("--batch-size", type=str, metavar="N", help="Transitions per update.")
+@click.option("--device", metavar="auto|cpu|cuda")
+@click.option("--precision", metavar="auto|fp32|bf16")
+@click.option(
+    "--buffer", metavar="auto|ram|cuda|disk", help="Where buffers are held; so far: with the learner."
+)
+@click.option("--teacher-data", metavar="PATH", help="Use this D_T instead of collecting one.")
+@click.option(
+    "--act", metavar="RULE", help="Teacher's acting rule when evaluated: auto, greedy, sample, epsilon=X."
+)
+@click.option("--backend", metavar="envpool|gymnasium")
+@click.option("--seed", type=str, metavar="N")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+@click.option("--checkpoint-every", type=str, metavar="SECONDS")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting, e.g. td.n_step=1."
+)
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a stopped run.")
+def run(
+    teacher: str | None,
+    student: str | None,
+    preset: str | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    resume: Path | None,
+    **options: Any,
+) -> None:
+    """Reincarnate a teacher into a student (or train a student from scratch)."""
+    from reincarnate import api
+
+    given = {RUN_OPTIONS[name]: value for name, value in options.items() if value is not None}
+    if resume is not None:
+        if teacher or student or preset or settings or out or given:
+            raise UserError("--resume goes on with the run as it was configured; pass no other option")
+        api.resume(resume)
+        return
+    given = dict(_key_value(text) for text in settings) | given  # an option of its own wins
+    api.run(teacher, student or "qdagger-dqn", preset=preset or "default", out=out, settings=given)
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set takes key=value, got {text!r}")
+    return key.strip(), value.strip()

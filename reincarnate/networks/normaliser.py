@@ -1,0 +1,31 @@
+"""Observations normalised by running statistics that were frozen with the weights (VecNormalize)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from reincarnate.errors import UserError
+
+
+class Normaliser(nn.Module):
+    """``clip((obs - mean) / sqrt(variance + epsilon), -clip, clip)`` per feature.
+
+    Buffers ``mean`` and ``variance`` [features] float32, which the state dict holds.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, features: int, *, epsilon: float = 1e-8, clip: float = 10.0) -> None:
+        super().__init__()
+        if epsilon < 0 or clip <= 0:
+            raise UserError(f"normalisation needs epsilon >= 0 and clip > 0, got {epsilon} and {clip}")
+        self.epsilon, self.clip = epsilon, clip
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("variance", torch.ones(features))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Obs [B, features] -> the same shape."""
+        scaled: Tensor = (obs - self.mean) / torch.sqrt(self.variance + self.epsilon)
+        return scaled.clamp(-self.clip, self.clip)

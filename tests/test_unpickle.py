@@ -1,0 +1,88 @@
+"""Pickles read as data: arrays exact, everything else inert, nothing imported."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reincarnate.errors import UserError
+from reincarnate.teachers.formats._unpickle import Record, read_pickle
+
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+
+
+class Planted:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_arrays_of_every_kind_come_back_exactly(tmp_path: Path, protocol: int) -> None:
+    shared = np.arange(4.0)
+    value = {
+        "rows": np.arange(6.0).reshape(2, 3),
+        "columns": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        "big endian": np.arange(3, dtype=">f4"),
+        "scalar": np.float64(3.5),
+        "nested": (1, [np.int32(4), {"empty": np.zeros((0, 2))}], "text", b"bytes", True, None),
+        "ordered": collections.OrderedDict(a=shared, b=shared),
+    }
+    path = tmp_path / "statistics.pkl"
+    path.write_bytes(pickle.dumps(value, protocol=protocol))
+    read = read_pickle(path)
+    for name in ("rows", "columns", "big endian"):
+        np.testing.assert_array_equal(read[name], value[name])
+    assert read["scalar"] == 3.5
+    one, (four, empty), *rest = read["nested"]
+    assert (one, four, rest) == (1, 4, ["text", b"bytes", True, None])
+    assert empty["empty"].shape == (0, 2)
+    assert read["ordered"]["a"] is read["ordered"]["b"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_bomb_is_named_and_does_not_go_off(tmp_path: Path, protocol: int) -> None:
+    path, marker = tmp_path / "bomb.pkl", tmp_path / "exploded"
+    path.write_bytes(pickle.dumps({"mean": np.zeros(2), "x": Planted(marker)}, protocol=protocol))
+    with pytest.raises(UserError, match=r"bomb.pkl is not opened: it asks to import \w+\.system"):
+        read_pickle(path)
+    assert not marker.exists()
+
+
+def test_objects_of_known_packages_are_records(tmp_path: Path) -> None:
+    path = tmp_path / "random.pkl"
+    path.write_bytes(pickle.dumps(np.random.RandomState(0)))
+    read = read_pickle(path)
+    assert isinstance(read, Record)
+    assert (read.module, read.name) == ("numpy.random._pickle", "__randomstate_ctor")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x04",
+        pickle.dumps(np.arange(100.0))[:-40],
+        pickle.dumps(np.zeros(4)).replace(b"K\x04\x85", b"K\x05\x85"),  # one more than the bytes hold
+        pickle.dumps(np.array([{}], dtype=object)),
+        b"\x80\x04\x8e" + (1 << 60).to_bytes(8, "little") + b"x.",  # a string of an exabyte
+        b"\x80\x02r\xff\xff\xff\xff.",
+        b"\x80\x02P1\n.",
+        b"\x80\x04" + b"(" * 100_000 + b"t" * 100_000 + b".",  # tuples in tuples
+    ],
+)
+def test_damaged_and_absurd_ones_are_one_line(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.pkl"
+    path.write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        read_pickle(path)
+    assert "bad.pkl is truncated or damaged" in str(caught.value)
+    assert "\n" not in str(caught.value)
