@@ -23,8 +23,14 @@ RUN_STUDENT = "student.safetensors"
 WEIGHT_ENDINGS = (".cleanrl_model", ".safetensors", ".zip", ".pt", ".pth", ".msgpack", ".ckpt")
 #: The model card of a repository or folder.
 CARD = "README.md"
-# The zips that RL Zoo repositories put beside the policy: training curves, no weights.
-_NOT_WEIGHTS = frozenset({"train_eval_metrics.zip"})
+# What lies beside a policy under the same endings: training curves, an optimiser's state, no weights.
+_NOT_WEIGHTS = frozenset(
+    {
+        "train_eval_metrics.zip",
+        *(f"{name}{ending}" for name in ("optimizer", "policy.optimizer") for ending in (".pt", ".pth")),
+        "pytorch_variables.pth",
+    }
+)
 # The Hub's own rule: huggingface_hub.utils.validate_repo_id.
 _REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)

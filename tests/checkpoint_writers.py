@@ -7,6 +7,7 @@ tests can skip where it is not installed.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,75 @@ class _Section(nn.Module):
         return self.res_block1(self.res_block0(nn.functional.max_pool2d(self.conv(x), 3, 2, padding=1)))
 
 
-def torch_impala(stack: int, side: int, actions: int) -> nn.Sequential:
+def torch_impala(
+    stack: int, side: int, actions: int, channels: tuple[int, int, int] = (16, 32, 32)
+) -> nn.Sequential:
+    sizes = (stack, *channels)
     return nn.Sequential(
-        _Section(stack, 16),
-        _Section(16, 32),
-        _Section(32, 32),
+        *(_Section(before, after) for before, after in pairwise(sizes)),
         nn.Flatten(),
         nn.ReLU(),
-        nn.Linear(32 * (-(-side // 8)) ** 2, 256),
+        nn.Linear(channels[-1] * (-(-side // 8)) ** 2, 256),
         nn.ReLU(),
         nn.Linear(256, actions),
     )
+
+
+class TorchC51(nn.Module):
+    """CleanRL's categorical Q network: ``network`` gives the logits of each action's atoms."""
+
+    def __init__(self, network: nn.Sequential, atoms: int, v_min: float, v_max: float) -> None:
+        super().__init__()
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, steps=atoms))
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Q-values: the means of the distributions."""
+        logits = self.network(x)
+        masses = logits.view(len(x), -1, len(self.atoms)).softmax(dim=2)
+        return (masses * self.atoms).sum(dim=2)
+
+
+def c51_arguments(env_id: str, script: str, atoms: int, v_min: float, v_max: float) -> dict[str, Any]:
+    """Some of ``vars(args)``, of every kind that occurs."""
+    return {
+        "exp_name": script,
+        "seed": 1,
+        "cuda": True,
+        "wandb_entity": None,
+        "env_id": env_id,
+        "learning_rate": 2.5e-4,
+        "n_atoms": atoms,
+        "v_min": v_min,
+        "v_max": v_max,
+    }
+
+
+def save_c51(path: Path, network: nn.Module, arguments: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"model_weights": network.state_dict(), "args": arguments}, path)
+    return path
+
+
+class Agent(nn.Module):
+    """CleanRL's PPO: a policy head and a critic on a shared trunk, or two networks of their own."""
+
+    def __init__(self, actor: nn.Module, critic: nn.Module, network: nn.Module | None = None) -> None:
+        super().__init__()
+        self.actor, self.critic = actor, critic
+        if network is not None:
+            self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The actor's logits."""
+        logits: Tensor = self.actor(self.network(x) if hasattr(self, "network") else x)
+        return logits
+
+
+def save_agent(path: Path, agent: Agent) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(agent.state_dict(), path)
+    return path
 
 
 def prefixed(module: nn.Module, prefix: str) -> dict[str, Tensor]:
@@ -111,7 +170,10 @@ def flax_nature(actions: int | None, hidden: int = 512) -> Any:
     return Nature()
 
 
-def flax_impala(actions: int) -> Any:
+def flax_impala(
+    actions: int | None, channels: tuple[int, ...] = (16, 32, 32), hiddens: tuple[int, ...] = (256,)
+) -> Any:
+    """flax module; ``None``: the trunk alone, as cleanba has it."""
     import flax.linen as fnn
     import jax.numpy as jnp
 
@@ -136,12 +198,46 @@ def flax_impala(actions: int) -> Any:
         @fnn.compact
         def __call__(self, x: Any) -> Any:
             x = jnp.transpose(x, (0, 2, 3, 1)) / 255.0
-            for channels in (16, 32, 32):
-                x = ConvSequence(channels)(x)
-            x = fnn.relu(fnn.Dense(256)(fnn.relu(x).reshape((x.shape[0], -1))))
-            return fnn.Dense(actions)(x)
+            for size in channels:
+                x = ConvSequence(size)(x)
+            x = fnn.relu(x).reshape((x.shape[0], -1))
+            for size in hiddens:
+                x = fnn.relu(fnn.Dense(size)(x))
+            return x if actions is None else fnn.Dense(actions)(x)
 
     return Impala()
+
+
+def flax_q_values(logits_of: Any, atoms: int, v_min: float, v_max: float) -> Any:
+    """Logits -> Q-values, as CleanRL's C51 in JAX reads them: softmax, then the mean over its support."""
+    import jax
+
+    def q_values(logits: Any) -> Any:
+        masses = jax.nn.softmax(logits.reshape((len(logits), -1, atoms)), axis=-1)
+        return (masses * np.linspace(v_min, v_max, num=atoms)).sum(axis=-1)
+
+    return lambda params, obs: q_values(logits_of(params, obs))
+
+
+def cleanba_arguments(env_id: str, script: str, **changes: Any) -> dict[str, Any]:
+    """Some of ``vars(args)`` of cleanba's scripts, of every kind that occurs."""
+    return {
+        "exp_name": script,
+        "seed": 1,
+        "env_id": env_id,
+        "wandb_entity": None,
+        "local_num_envs": 64,
+        "anneal_lr": True,
+        "gamma": 0.99,
+        "actor_device_ids": [0],
+        "learner_device_ids": [1, 2],
+        "global_learner_decices": ["cuda:1", "cuda:2"],
+    } | changes
+
+
+def save_cleanba(path: Path, arguments: dict[str, Any], parts: list[Any]) -> Path:
+    """``[args, [network, actor, critic]]`` with flax's own writer."""
+    return save_flax(path, [arguments, parts])
 
 
 def flax_dense(*sizes: int) -> Any:

@@ -354,7 +354,15 @@ def test_another_tree_is_no_checkpoint(tmp_path: Path) -> None:
         detect_and_read(path, Hints("CartPole-v1"))
 
 
-def test_c51_is_refused_by_name(tmp_path: Path) -> None:
+def test_c51_without_its_support_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.cleanrl_model", {"model_weights": dense_params(), "args": {"n_atoms": 51}})
-    with pytest.raises(UserError, match=r"C51 checkpoint; distributional teachers are not read yet"):
+    with pytest.raises(UserError, match=r"n_atoms, v_min and v_max are not all among its arguments"):
+        detect_and_read(path, Hints("CartPole-v1"))
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_ddpg_and_td3_are_policies_of_continuous_actions(tmp_path: Path, length: int) -> None:
+    networks = [{"params": dense_params()} for _ in range(length)]
+    path = writers.save_flax(tmp_path / "x.cleanrl_model", networks)
+    with pytest.raises(UserError, match=rf"x\.cleanrl_model holds {length} networks, .*continuous actions"):
         detect_and_read(path, Hints("CartPole-v1"))

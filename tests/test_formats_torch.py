@@ -233,9 +233,21 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     ("value", "message"),
     [
         (torch.zeros(3), r"x holds a Tensor, not a state dict"),
-        ({"model_weights": {}, "args": {}}, r"x is not a state dict: 'model_weights' holds a dict"),
+        ({"model_weights": {}, "step": {}}, r"x is not a state dict: 'model_weights' holds a dict"),
+        ({"model_weights": {}, "args": {}}, r"x: the keys of no CleanRL script .*found none"),
+        ({"model_weights": {}, "args": [1]}, r"x: args: expected a map of arguments, found a list"),
+        ({3: torch.zeros(1)}, r"x is not a state dict: a key is a int, not text"),
         ({}, r"x: the keys of no CleanRL script .*found none"),
-        ({"lstm.weight": torch.zeros(1)}, r"x: the keys of no CleanRL script .*found lstm.weight"),
+        ({"lm.weight": torch.zeros(1)}, r"x: the keys of no CleanRL script .*found lm.weight"),
+        (
+            {"network.0.weight": torch.zeros(1), "lstm.weight_ih_l0": torch.zeros(1)},
+            r"x holds a policy with a memory \(lstm\), which cannot be a teacher here$",
+        ),
+        (
+            {"actor_mean.0.weight": torch.zeros(1), "actor_logstd": torch.zeros(1)},
+            r"x holds a policy of continuous actions \(actor_logstd, actor_mean\), which cannot be a teacher",
+        ),
+        (({"fc1.weight": torch.zeros(1)}, {}), r"x holds 2 networks, as CleanRL's ddpg and td3 write them"),
     ],
 )
 def test_what_is_no_known_state_dict_is_refused(tmp_path: Path, value: Any, message: str) -> None:

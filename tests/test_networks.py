@@ -310,7 +310,12 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 def test_defaults_follow_the_kind_of_environment_and_can_be_saved() -> None:
     assert default_network("atari") == "impala"
     assert default_network("vector") == "mlp"
-    assert default_options("impala") == {"hidden": 256, "channels": [16, 32, 32], "pool_padding": "torch"}
+    assert default_options("impala") == {
+        "hidden": 256,
+        "channels": [16, 32, 32],
+        "pool_padding": "torch",
+        "neck": [],
+    }
     assert default_options("mlp") == {"hidden": [256, 256], "activation": "relu"}
     assert default_options("nature") == {
         "hidden": 512,

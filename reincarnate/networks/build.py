@@ -34,8 +34,8 @@ def build_network(
 
     Args:
         name: ``nature`` (``trunk.conv1 .conv2 .conv3 .fc .neck.i``), ``impala`` (``trunk.sections.i.conv``,
-            ``trunk.sections.i.blocks.j.conv1 .conv2``, ``trunk.fc``) or ``mlp`` (``trunk.layers.i``); each
-            with ``.weight`` and ``.bias``, and ``head.weight``, ``head.bias``.
+            ``trunk.sections.i.blocks.j.conv1 .conv2``, ``trunk.fc .neck.i``) or ``mlp``
+            (``trunk.layers.i``); each with ``.weight`` and ``.bias``, and ``head.weight``, ``head.bias``.
         obs_shape: [frames, height, width] for images, [features] for mlp; without the batch.
         num_outputs: Size of the last layer, one per action.
         device: Where the parameters live.
@@ -45,8 +45,9 @@ def build_network(
             ``normaliser.mean`` and ``normaliser.variance``.
         **options: nature: ``hidden`` (512), ``padding`` (``valid`` | ``same``), ``neck`` (()),
             ``neck_activation`` (``relu``). impala: ``hidden`` (256), ``channels`` ((16, 32, 32)),
-            ``pool_padding`` (``torch`` | ``same``). mlp: ``hidden`` ((256, 256)), ``activation``
-            (``relu``; see :data:`reincarnate.networks.mlp.ACTIVATIONS`). All are plain JSON values.
+            ``pool_padding`` (``torch`` | ``same``), ``neck`` (()). mlp: ``hidden`` ((256, 256)),
+            ``activation`` (``relu``; see :data:`reincarnate.networks.mlp.ACTIVATIONS`). All are plain JSON
+            values.
 
     Raises:
         UserError: unknown name or option, a shape that the network cannot take, an image too small.

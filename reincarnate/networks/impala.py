@@ -46,10 +46,10 @@ class Section(nn.Module):
 
 
 class ImpalaTrunk(Trunk):
-    """Sections, ReLU, a linear layer, ReLU.
+    """Sections, ReLU, a linear layer, ReLU; then the ``neck``, if any: linear layers with ReLU.
 
-    Names: ``sections.i.conv``, ``sections.i.blocks.j.conv1``, ``.conv2`` and ``fc``, which reads the
-    features in the order C, H, W. Any image size fits.
+    Names: ``sections.i.conv``, ``sections.i.blocks.j.conv1``, ``.conv2``, ``neck.i`` and ``fc``, which
+    reads the features in the order C, H, W. Any image size fits.
 
     ``pool_padding``: ``"torch"`` pads each side by 1; ``"same"`` pads as JAX and TensorFlow do, which on
     an even size is nothing at the near side and 1 at the far side: other values from the same weights.
@@ -61,6 +61,7 @@ class ImpalaTrunk(Trunk):
         hidden: int = 256,
         channels: Sequence[int] = (16, 32, 32),
         pool_padding: PoolPadding = "torch",
+        neck: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if pool_padding not in ("torch", "same"):
@@ -73,12 +74,17 @@ class ImpalaTrunk(Trunk):
         for _ in channels:
             height, width = (height + 1) // 2, (width + 1) // 2
         self.fc = nn.Linear(sizes[-1] * height * width, hidden)
-        self.features = hidden
+        widths = [hidden, *neck]
+        self.neck = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+        self.features = widths[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features [B, hidden] of x [B, frames, height, width]."""
+        """Features [B, features] of x [B, frames, height, width]."""
         x = F.relu(self.sections(x), inplace=True)
-        return F.relu(self.fc(x.flatten(1)), inplace=True)
+        x = F.relu(self.fc(x.flatten(1)), inplace=True)
+        for layer in self.neck:
+            x = F.relu(layer(x), inplace=True)
+        return x
 
 
 def pool(x: Tensor, padding: PoolPadding) -> Tensor:

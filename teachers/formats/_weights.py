@@ -166,7 +166,7 @@ def _sizes(layers: Layers) -> dict[str, Any]:
     if layers.network == "impala":
         count = sum(name.endswith(".conv.weight") for name in layers.entries)
         sizes["channels"] = [layers.entries[f"trunk.sections.{i}.conv.weight"].shape[0] for i in range(count)]
-    elif neck := _rows(layers, "trunk.neck"):
+    if neck := _rows(layers, "trunk.neck"):
         sizes["neck"] = neck
     return sizes | options
 
