@@ -65,9 +65,42 @@ def test_objects_of_known_packages_are_records(tmp_path: Path) -> None:
     assert (read.module, read.name) == ("numpy.random._pickle", "__randomstate_ctor")
 
 
+def _copies(call: bytes) -> bytes:
+    """A list of 100,000 Nones, copied 20,000 times by ``call``: 16 GB from 500 kB."""
+    return b"\x80\x02(" + b"]q\x00(" + b"N" * 100_000 + b"e" + call * 20_000 + b"t."
+
+
+def test_jax_arrays_are_arrays(tmp_path: Path) -> None:
+    """JAX pickles a call with the three parts of numpy's own pickle and a note on the type."""
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    class Array:
+        def __reduce__(self) -> Any:
+            function, arguments, state = values.__reduce__()
+            return collections.ChainMap, (function, arguments, state, {"weak_type": False})
+
+    for module, name in (
+        ("jax._src.array", "_reconstruct_array"),
+        ("jax._src.device_array", "reconstruct_device_array"),
+    ):
+        data = pickle.dumps({"x": Array()}, protocol=2)
+        path = tmp_path / "jax.pkl"
+        path.write_bytes(data.replace(b"ccollections\nChainMap\n", f"c{module}\n{name}\n".encode()))
+        np.testing.assert_array_equal(read_pickle(path)["x"], values)
+        path.write_bytes(path.read_bytes().replace(b"_reconstruct\n", b"_oddly_named\n"))
+        with pytest.raises(UserError, match="a JAX array that is none"):
+            read_pickle(path)
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        _copies(b"c__builtin__\nlist\nh\x00\x85R"),
+        _copies(b"c__builtin__\ntuple\nh\x00\x85\x81"),
+        _copies(b"(c__builtin__\ntuple\nh\x00o"),
+        b"\x80\x02c__builtin__\nbytes\n\x8a\x08" + (1 << 40).to_bytes(8, "little") + b"\x85R.",
+        b"\x80\x02c_codecs\nencode\n}b.",  # a state for a function
+        b"\x80\x04c__builtin__\ntuple\n)}\x92.",
         b"",
         b"\x80\x04",
         pickle.dumps(np.arange(100.0))[:-40],

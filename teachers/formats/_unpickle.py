@@ -15,7 +15,7 @@ import pickletools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ INERT_PACKAGES = frozenset(
 )
 _MAX_PICKLE_BYTES = 2 << 30
 _MAX_DIMENSIONS = 8
+_SPARE_COPIES = 1 << 16  # elements, for calls in small files
+_COPIED = (bytes, bytearray, str, list, tuple, dict, set, frozenset)  # what a call may copy
 _PLAIN_TYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,6})")  # no objects
 
 
@@ -123,7 +125,7 @@ def _array(content: Any, dtype: Any, shape: Any, fortran: bool) -> npt.NDArray[A
         raise _Damaged(f"an array of shape {str(shape)[:60]}")
     if math.prod(sizes) * dtype.dtype.itemsize != len(content):
         raise _Damaged(f"an array of shape {sizes} and type {dtype.dtype} in {len(content)} bytes")
-    flat = np.frombuffer(bytes(content), dtype.dtype)
+    flat = np.frombuffer(content, dtype.dtype)  # a view: the same content may be named again and again
     return flat.reshape(sizes, order="F" if fortran else "C")
 
 
@@ -135,11 +137,27 @@ def _scalar(dtype: Any, content: Any = None) -> Any:
     return _array(content, dtype, (), False)[()]
 
 
+def _jax_array(maker: Any, _: Any, state: Any, *rest: Any) -> _Array:
+    """How JAX spells an array: the three parts of numpy's own pickle, and a note on its type."""
+    if maker is not _Array:
+        raise _Damaged("a JAX array that is none")
+    array = _Array()
+    array.__setstate__(state)
+    return array
+
+
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     """How protocols 0 to 2 spell bytes."""
     if encoding not in ("latin1", "latin-1") or not isinstance(text, str):
         raise _Damaged(f"text in the encoding {encoding!r}")
     return text.encode("latin1")
+
+
+def _bytes(*args: Any) -> bytes:
+    """Bytes of bytes or text; of a number they would be that many zeros."""
+    if args and isinstance(args[0], int):
+        raise _Damaged("bytes made of a number")
+    return bytes(*args)
 
 
 def _object_of(cls: Any, *_: Any) -> Any:
@@ -155,8 +173,8 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
-    "bytes": bytes,
-    "bytearray": bytes,
+    "bytes": _bytes,
+    "bytearray": _bytes,
     "slice": Record,
     "object": Record,
 }
@@ -175,10 +193,57 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     **{f"numpy.{core}.multiarray._reconstruct": _Array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
     **{f"numpy.{core}.numeric._frombuffer": _from_buffer for core in ("core", "_core")},
+    "jax._src.array._reconstruct_array": _jax_array,  # since 0.4
+    "jax._src.device_array.reconstruct_device_array": _jax_array,  # 0.3; before, as numpy's
 }
 
 
 class _Unpickler(pickle._Unpickler):  # the Python one: bounded by its input, and it can be followed
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._copies_left = 4 * len(data) + _SPARE_COPIES
+
+    def _charge(self, arguments: Any) -> None:
+        """All calls together copy no more than a few times the file, however often a part is named."""
+        self._copies_left -= sum(len(each) for each in arguments if isinstance(each, _COPIED))
+        if self._copies_left < 0:
+            raise _Damaged("the same parts copied over and over")
+
+    def load_reduce(self) -> None:
+        """A call."""
+        self._charge(self.stack[-1])
+        super().load_reduce()
+
+    def load_newobj(self) -> None:
+        """An object made by its class's ``__new__``."""
+        self._charge(self.stack[-1])
+        super().load_newobj()
+
+    def load_newobj_ex(self) -> None:
+        """The same with names, which nothing that is built here takes."""
+        if not (isinstance(self.stack[-3], type) and issubclass(self.stack[-3], Record)):
+            raise _Damaged("an object made with named arguments")
+        super().load_newobj_ex()
+
+    def _instantiate(self, klass: Any, args: Any) -> None:
+        self._charge(args)  # how protocols 0 and 1 call a class
+        super()._instantiate(klass, args)
+
+    def load_build(self) -> None:
+        """A state; it is given to what was made here, never to a class or function."""
+        if not isinstance(self.stack[-2], (Record, _Array, _DType)):
+            raise _Damaged("a state for what has none")
+        super().load_build()
+
+    dispatch |= {
+        pickle.REDUCE[0]: load_reduce,
+        pickle.NEWOBJ[0]: load_newobj,
+        pickle.NEWOBJ_EX[0]: load_newobj_ex,
+        pickle.BUILD[0]: load_build,
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         """A maker of this module or a class of records; nothing is ever imported."""
         full = f"{module}.{name}"
@@ -213,7 +278,7 @@ def read_pickle(path: Path, data: bytes | None = None) -> Any:
         data = path.read_bytes()
     try:
         _check_lengths(data)
-        return _finished(_Unpickler(io.BytesIO(data)).load(), {})
+        return _finished(_Unpickler(data).load(), {})
     except UserError as error:
         raise UserError(f"{path} is not opened: {error}") from None
     except Exception as error:  # a damaged pickle can fail anywhere
