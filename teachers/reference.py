@@ -34,6 +34,9 @@ _NOT_WEIGHTS = frozenset(
 # The Hub's own rule: huggingface_hub.utils.validate_repo_id.
 _REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+#: Dopamine's checkpoint of one iteration; those of its TensorFlow agents.
+_DOPAMINE = re.compile(r"(?:(?P<folder>.*)/)?ckpt\.(?P<iteration>\d{1,9})", re.ASCII)
+_DOPAMINE_TF = re.compile(r"(?:.*/)?tf_ckpt-\d+\..*")
 _SEED = re.compile(r"-seed\d+$")
 _ENV_AND_EXPERIMENT = re.compile(r"(?P<env>.+-v\d+)-(?P<experiment>\w+?)(?:-seed\d+)?")
 
@@ -102,7 +105,8 @@ def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> 
     """The file with the weights among ``names`` (POSIX paths below ``where``).
 
     A wanted file must be there. Else the first ending of ``WEIGHT_ENDINGS`` that occurs decides, files at the
-    top before nested ones, and among several the one the repository is named after.
+    top before nested ones, and among several the one the repository is named after; without any, Dopamine's
+    newest ``ckpt.N``.
 
     Raises:
         UserError: the wanted file is missing, nothing looks like weights, or several do; lists what is there.
@@ -111,10 +115,16 @@ def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> 
         if wanted not in names:
             raise UserError(f"{where} has no file {wanted!r}; it holds {_listed(names)}")
         return wanted
-    found = _likeliest(names)
+    found = _likeliest(names) or _newest_dopamine(names)
+    if not found and any(map(_DOPAMINE_TF.fullmatch, names)):
+        raise UserError(
+            f"{where} holds a TensorFlow checkpoint of Dopamine (tf_ckpt-N), which is not read; its JAX "
+            "agents write ckpt.N"
+        )
     if not found:
         raise UserError(
-            f"no known checkpoint in {where} (known: {', '.join(WEIGHT_ENDINGS)}); it holds {_listed(names)}"
+            f"no known checkpoint in {where} (known: {', '.join(WEIGHT_ENDINGS)}, ckpt.N); it holds "
+            f"{_listed(names)}"
         )
     if len(found) > 1:
         found = [name for name in found if _named_after(where, PurePosixPath(name).stem)] or found
@@ -179,7 +189,8 @@ def _looks_like_path(text: str) -> bool:
     if text.startswith(("/", "./", "../", "~", "\\")) or text in (".", "..") or Path(text).is_absolute():
         return True
     head = text.partition(":")[0]
-    return head.endswith(WEIGHT_ENDINGS) or (head.count("/") > 1 and "@" not in head and "://" not in text)
+    named = head.endswith(WEIGHT_ENDINGS) or _DOPAMINE.fullmatch(head) is not None
+    return named or (head.count("/") > 1 and "@" not in head and "://" not in text)
 
 
 def _parse_path(text: str, path: Path) -> Reference:
@@ -250,6 +261,25 @@ def _likeliest(names: Sequence[str]) -> list[str]:
             depth = min(name.count("/") for name in found)
             return sorted(name for name in found if name.count("/") == depth)
     return []
+
+
+def _newest_dopamine(names: Sequence[str]) -> list[str]:
+    """Dopamine's newest ``ckpt.N`` of each of the least nested folders that have one.
+
+    A ``sentinel_checkpoint_complete.N`` says that N was written to its end; where a folder has any, only
+    those that have theirs count.
+    """
+    folders: dict[str, list[int]] = {}
+    for match in filter(None, map(_DOPAMINE.fullmatch, names)):
+        folders.setdefault(match["folder"] or "", []).append(int(match["iteration"]))
+    depth = min((folder.count("/") + bool(folder) for folder in folders), default=0)
+    newest = []
+    for folder, iterations in folders.items():
+        if folder.count("/") + bool(folder) == depth:
+            prefix = f"{folder}/" if folder else ""
+            complete = [n for n in iterations if f"{prefix}sentinel_checkpoint_complete.{n}" in names]
+            newest.append(f"{prefix}ckpt.{max(complete or iterations)}")
+    return sorted(newest)
 
 
 def _named_after(where: str, stem: str) -> bool:

@@ -10,13 +10,19 @@ import torch
 
 from reincarnate.errors import UserError
 from reincarnate.networks.impala import ImpalaTrunk
+from reincarnate.networks.iqn import IqnTrunk
 from reincarnate.networks.mlp import MlpTrunk
 from reincarnate.networks.nature import NatureTrunk
 from reincarnate.networks.network import Network, Trunk, initialise
 from reincarnate.networks.normaliser import Normaliser
 
-NetworkName = Literal["nature", "impala", "mlp"]
-NETWORKS: dict[str, type[Trunk]] = {"nature": NatureTrunk, "impala": ImpalaTrunk, "mlp": MlpTrunk}
+NetworkName = Literal["nature", "impala", "mlp", "iqn"]
+NETWORKS: dict[str, type[Trunk]] = {
+    "nature": NatureTrunk,
+    "impala": ImpalaTrunk,
+    "mlp": MlpTrunk,
+    "iqn": IqnTrunk,
+}
 
 
 def build_network(
@@ -34,8 +40,9 @@ def build_network(
 
     Args:
         name: ``nature`` (``trunk.conv1 .conv2 .conv3 .fc .neck.i``), ``impala`` (``trunk.sections.i.conv``,
-            ``trunk.sections.i.blocks.j.conv1 .conv2``, ``trunk.fc .neck.i``) or ``mlp``
-            (``trunk.layers.i``); each with ``.weight`` and ``.bias``, and ``head.weight``, ``head.bias``.
+            ``trunk.sections.i.blocks.j.conv1 .conv2``, ``trunk.fc .neck.i``), ``mlp`` (``trunk.layers.i``) or
+            ``iqn`` (nature's and ``trunk.embedding``); each with ``.weight`` and ``.bias``, and
+            ``head.weight``, ``head.bias``.
         obs_shape: [frames, height, width] for images, [features] for mlp; without the batch.
         num_outputs: Size of the last layer, one per action.
         device: Where the parameters live.
@@ -46,8 +53,8 @@ def build_network(
         **options: nature: ``hidden`` (512), ``padding`` (``valid`` | ``same``), ``neck`` (()),
             ``neck_activation`` (``relu``). impala: ``hidden`` (256), ``channels`` ((16, 32, 32)),
             ``pool_padding`` (``torch`` | ``same``), ``neck`` (()). mlp: ``hidden`` ((256, 256)),
-            ``activation`` (``relu``; see :data:`reincarnate.networks.mlp.ACTIVATIONS`). All are plain JSON
-            values.
+            ``activation`` (``relu``; see :data:`reincarnate.networks.mlp.ACTIVATIONS`). iqn: ``hidden``
+            (512), ``padding`` (``valid``), ``embedding`` (64), ``taus`` (64). All are plain JSON values.
 
     Raises:
         UserError: unknown name or option, a shape that the network cannot take, an image too small.

@@ -51,13 +51,17 @@ class NatureTrunk(Trunk):
         self.padding = padding
         self.features = sizes[-1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Features [B, features] of x [B, frames, height, width]."""
+    def convolved(self, x: Tensor) -> Tensor:
+        """Image features [B, 64, H, W] of x [B, frames, height, width]."""
         for conv in (self.conv1, self.conv2, self.conv3):
             if self.padding == "same":
                 x = pad_same(x, conv.kernel_size[0], conv.stride[0])
             x = F.relu(conv(x), inplace=True)
-        x = F.relu(self.fc(x.flatten(1)), inplace=True)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [B, features] of x [B, frames, height, width]."""
+        x = F.relu(self.fc(self.convolved(x).flatten(1)), inplace=True)
         for layer in self.neck:
             x = self.neck_activation(layer(x))
         return x
