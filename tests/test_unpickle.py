@@ -119,3 +119,71 @@ def test_damaged_and_absurd_ones_are_one_line(tmp_path: Path, data: bytes) -> No
         read_pickle(path)
     assert "bad.pkl is truncated or damaged" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def nested(levels: int, shared: bool) -> bytes:
+    """A tuple of tuples, as opcodes: each holds one other, or the same one twice."""
+    if shared:
+        return b")" + b"2\x86" * levels
+    return b"(" * levels + b"t" * levels
+
+
+@pytest.mark.parametrize("key", [nested(60, True), nested(10_000, False)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"}", b"K\x01s."),
+        (b"}(", b"K\x01u."),
+        (b"(", b"K\x01d."),
+        (b"\x8f(", b"\x90."),
+        (b"(", b"\x91."),
+        (b"cbuiltins\nset\n](", b"e\x85R."),
+        (b"ccollections\nOrderedDict\n]](", b"K\x01ea\x85R."),
+    ],
+)
+def test_keys_that_take_for_ever_to_hash_are_refused(
+    tmp_path: Path, key: bytes, before: bytes, after: bytes
+) -> None:
+    path = tmp_path / "keys.pkl"
+    path.write_bytes(b"\x80\x04" + before + key + after)
+    with pytest.raises(UserError, match=r"keys.pkl is truncated or damaged \(.*tuples in tuples as a key"):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize("maker", [b"cbuiltins\nbytes\n", b"c__builtin__\nbytearray\n"])
+def test_a_number_of_bytes_is_no_bytes(tmp_path: Path, maker: bytes) -> None:
+    path = tmp_path / "zeros.pkl"
+    path.write_bytes(b"\x80\x04" + maker + b"\x8a\x05\x00\x00\x00\x00\x40\x85R.")  # 256 GiB
+    with pytest.raises(UserError, match=r"zeros.pkl is truncated or damaged \(bytes of something"):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize(
+    ("maker", "value"),
+    [
+        (b"c_codecs\nencode\n", b"\x8cX" + (1 << 20).to_bytes(4, "little")),
+        (b"cbuiltins\nbytes\n", b"\x96" + (1 << 20).to_bytes(8, "little")),
+    ],
+)
+def test_copies_without_end_are_refused(tmp_path: Path, maker: bytes, value: bytes) -> None:
+    """A megabyte that is kept once and copied 100,000 times."""
+    path = tmp_path / "copies.pkl"
+    value = value[1:] if value[:1] == b"\x8c" else value
+    big = value + b"a" * (1 << 20)
+    path.write_bytes(b"\x80\x05" + maker + b"\x940" + big + b"\x940](" + b"h\x00h\x01\x85R" * 100_000 + b"e.")
+    with pytest.raises(UserError, match=r"copies.pkl is truncated or damaged \(it makes far more"):
+        read_pickle(path)
+
+
+def test_a_state_never_reaches_a_function_of_this_module(tmp_path: Path) -> None:
+    path = tmp_path / "state.pkl"
+    path.write_bytes(b"\x80\x04c_codecs\nencode\n}\x8c\x01xK\x01sb.")
+    with pytest.raises(UserError, match=r"a state for something that has none"):
+        read_pickle(path)
+
+
+def test_a_file_above_its_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.pkl"
+    path.write_bytes(pickle.dumps(b"\0" * (1 << 20)))
+    with pytest.raises(UserError, match=r"large.pkl is not opened: a pickle of more than 1 MiB"):
+        read_pickle(path, most_bytes=1 << 20)

@@ -13,6 +13,7 @@ import math
 import pickle
 import pickletools
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,9 +42,10 @@ INERT_PACKAGES = frozenset(
     }
 )
 _MAX_PICKLE_BYTES = 2 << 30
+#: What calls may make in all: a few bytes of a file can ask for the same megabyte again and again.
+_MADE_PER_BYTE, _MADE_FREE = 16, 1 << 20
+_MAX_KEY_DEPTH = 4  # of tuples that are hashed: each level can double the work
 _MAX_DIMENSIONS = 8
-_SPARE_COPIES = 1 << 16  # elements, for calls in small files
-_COPIED = (bytes, bytearray, str, list, tuple, dict, set, frozenset)  # what a call may copy
 _PLAIN_TYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,6})")  # no objects
 
 
@@ -153,13 +155,6 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _bytes(*args: Any) -> bytes:
-    """Bytes of bytes or text; of a number they would be that many zeros."""
-    if args and isinstance(args[0], int):
-        raise _Damaged("bytes made of a number")
-    return bytes(*args)
-
-
 def _object_of(cls: Any, *_: Any) -> Any:
     """How protocols 0 and 1 make an object: its class, and nothing of its base."""
     if not (isinstance(cls, type) and issubclass(cls, Record)):
@@ -167,12 +162,30 @@ def _object_of(cls: Any, *_: Any) -> Any:
     return cls()
 
 
+def _bytes(content: Any = b"", encoding: Any = "latin1") -> bytes:
+    """Bytes of bytes, of small integers, of text; a number would mean so many zeros."""
+    if isinstance(content, str):
+        return _encode(content, encoding)
+    if not isinstance(content, (bytes, bytearray, list, tuple)):
+        raise _Damaged("bytes of something that holds none")
+    return bytes(content)
+
+
+def _container(kind: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A plain container's own maker, for parts that are quick to hash."""
+
+    def make(parts: Any = ()) -> Any:
+        if not isinstance(parts, (list, tuple, dict, set, frozenset)):
+            raise _Damaged("a container of something that has no parts")
+        if kind is dict and not isinstance(parts, dict):
+            return {_hashable(key): value for key, value in parts}
+        return kind(parts if kind in (list, tuple, dict) else [_hashable(part) for part in parts])
+
+    return make
+
+
 _BUILTINS: dict[str, Callable[..., Any]] = {
-    "dict": dict,
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
+    **{kind.__name__: _container(kind) for kind in (dict, list, tuple, set, frozenset)},
     "bytes": _bytes,
     "bytearray": _bytes,
     "slice": Record,
@@ -182,7 +195,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
     "copyreg._reconstructor": _object_of,
     "copy_reg._reconstructor": _object_of,
-    "collections.OrderedDict": dict,
+    "collections.OrderedDict": _container(dict),
     **{
         f"{builtins}.{name}": maker
         for builtins in ("builtins", "__builtin__")
@@ -198,60 +211,96 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _hashable(key: Any, depth: int = 0) -> Any:
+    """A key that takes little time and stack to hash."""
+    if isinstance(key, tuple):
+        if depth == _MAX_KEY_DEPTH or len(key) > 64:
+            raise _Damaged("tuples in tuples as a key")
+        for part in key:
+            _hashable(part, depth + 1)
+    return key
+
+
 class _Unpickler(pickle._Unpickler):  # the Python one: bounded by its input, and it can be followed
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self._copies_left = 4 * len(data) + _SPARE_COPIES
-
-    def _charge(self, arguments: Any) -> None:
-        """All calls together copy no more than a few times the file, however often a part is named."""
-        self._copies_left -= sum(len(each) for each in arguments if isinstance(each, _COPIED))
-        if self._copies_left < 0:
-            raise _Damaged("the same parts copied over and over")
-
-    def load_reduce(self) -> None:
-        """A call."""
-        self._charge(self.stack[-1])
-        super().load_reduce()
-
-    def load_newobj(self) -> None:
-        """An object made by its class's ``__new__``."""
-        self._charge(self.stack[-1])
-        super().load_newobj()
-
-    def load_newobj_ex(self) -> None:
-        """The same with names, which nothing that is built here takes."""
-        if not (isinstance(self.stack[-3], type) and issubclass(self.stack[-3], Record)):
-            raise _Damaged("an object made with named arguments")
-        super().load_newobj_ex()
-
-    def _instantiate(self, klass: Any, args: Any) -> None:
-        self._charge(args)  # how protocols 0 and 1 call a class
-        super()._instantiate(klass, args)
-
-    def load_build(self) -> None:
-        """A state; it is given to what was made here, never to a class or function."""
-        if not isinstance(self.stack[-2], (Record, _Array, _DType)):
-            raise _Damaged("a state for what has none")
-        super().load_build()
-
-    dispatch |= {
-        pickle.REDUCE[0]: load_reduce,
-        pickle.NEWOBJ[0]: load_newobj,
-        pickle.NEWOBJ_EX[0]: load_newobj_ex,
-        pickle.BUILD[0]: load_build,
-    }
+        self._names: dict[str, Any] = {}
+        self._room = _MADE_PER_BYTE * len(data) + _MADE_FREE
 
     def find_class(self, module: str, name: str) -> Any:
         """A maker of this module or a class of records; nothing is ever imported."""
         full = f"{module}.{name}"
+        if full not in self._names:
+            self._names[full] = self._stand_in(full, module, name)
+        return self._names[full]
+
+    def _stand_in(self, full: str, module: str, name: str) -> Any:
         if full in _MAKERS:
-            return _MAKERS[full]
+            maker = _MAKERS[full]
+            ours = isinstance(maker, type) and issubclass(maker, (Record, _Array, _DType))
+            return maker if ours else self._metered(maker)
         if module.partition(".")[0] not in INERT_PACKAGES:
             raise UserError(f"it asks to import {full[:120]}, which no weights need")
         return type("Record", (Record,), {"module": module, "name": name})
+
+    def _metered(self, maker: Callable[..., Any]) -> Callable[..., Any]:
+        """The maker while there is room for what it makes; a fresh function, which a pickle may spoil."""
+
+        def make(*args: Any) -> Any:
+            made = maker(*args)
+            self._room -= sys.getsizeof(made)
+            if self._room < 0:
+                raise _Damaged("it makes far more than it holds")
+            return made
+
+        return make
+
+    def load_build(self) -> None:
+        """Only what this module made takes a state."""
+        if not isinstance(self.stack[-2], (Record, _Array, _DType)):
+            raise _Damaged("a state for something that has none")
+        super().load_build()
+
+    def load_setitem(self) -> None:
+        """One key and its value."""
+        _hashable(self.stack[-2])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        """Keys and values since the mark."""
+        for key in self.stack[::2]:
+            _hashable(key)
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        """As :meth:`load_setitems`, in a new dict."""
+        for key in self.stack[::2]:
+            _hashable(key)
+        super().load_dict()
+
+    def load_additems(self) -> None:
+        """Members of a set since the mark."""
+        for key in self.stack:
+            _hashable(key)
+        super().load_additems()
+
+    def load_frozenset(self) -> None:
+        """As :meth:`load_additems`, in a new frozenset."""
+        for key in self.stack:
+            _hashable(key)
+        super().load_frozenset()
+
+    for _opcode, _load in (
+        (pickle.BUILD, load_build),
+        (pickle.SETITEM, load_setitem),
+        (pickle.SETITEMS, load_setitems),
+        (pickle.DICT, load_dict),
+        (pickle.ADDITEMS, load_additems),
+        (pickle.FROZENSET, load_frozenset),
+    ):
+        dispatch[_opcode[0]] = _load
 
     def persistent_load(self, pid: Any) -> Any:
         """Nothing lies outside of the file."""
@@ -262,19 +311,20 @@ class _Unpickler(pickle._Unpickler):  # the Python one: bounded by its input, an
         raise _Damaged("an extension code")
 
 
-def read_pickle(path: Path, data: bytes | None = None) -> Any:
+def read_pickle(path: Path, data: bytes | None = None, *, most_bytes: int = _MAX_PICKLE_BYTES) -> Any:
     """The object in a pickle: plain containers, numpy arrays and :class:`Record`.
 
     Args:
         path: The file, for messages, and to be read if there is no ``data``.
         data: The pickle itself, where it is a part of the file.
+        most_bytes: A larger file is refused; reading takes some 100 bytes of memory for each of its bytes.
 
     Raises:
         UserError: truncated, damaged, or it names something that no weights need; nothing was executed.
     """
     if data is None:
-        if path.stat().st_size > _MAX_PICKLE_BYTES:
-            raise UserError(f"{path} is not opened: a pickle of more than {_MAX_PICKLE_BYTES >> 30} GiB")
+        if path.stat().st_size > most_bytes:
+            raise UserError(f"{path} is not opened: a pickle of more than {most_bytes >> 20} MiB")
         data = path.read_bytes()
     try:
         _check_lengths(data)
