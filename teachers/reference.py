@@ -23,14 +23,9 @@ RUN_STUDENT = "student.safetensors"
 WEIGHT_ENDINGS = (".cleanrl_model", ".safetensors", ".zip", ".pt", ".pth", ".msgpack", ".ckpt")
 #: The model card of a repository or folder.
 CARD = "README.md"
-# What lies beside a policy under the same endings: training curves, an optimiser's state, no weights.
-_NOT_WEIGHTS = frozenset(
-    {
-        "train_eval_metrics.zip",
-        *(f"{name}{ending}" for name in ("optimizer", "policy.optimizer") for ending in (".pt", ".pth")),
-        "pytorch_variables.pth",
-    }
-)
+# What lies beside a policy and is none: training curves, the other parts of an unpacked archive.
+_NOT_WEIGHTS = frozenset({"train_eval_metrics.zip", "pytorch_variables.pth", "optimizer.pt", "optimizer.pth"})
+_NOT_WEIGHTS_ENDINGS = (".optimizer.pth", ".optimizer.pt")
 # The Hub's own rule: huggingface_hub.utils.validate_repo_id.
 _REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
@@ -105,8 +100,9 @@ def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> 
     """The file with the weights among ``names`` (POSIX paths below ``where``).
 
     A wanted file must be there. Else the first ending of ``WEIGHT_ENDINGS`` that occurs decides, files at the
-    top before nested ones, and among several the one the repository is named after; without any, Dopamine's
-    newest ``ckpt.N``.
+    top before nested ones, and among several the one the repository is named after, or that has a folder of
+    its own beside it (its settings, or its unpacked copy). Without any: Dopamine's newest ``ckpt.N``, or a
+    file without an ending that the repository is named after.
 
     Raises:
         UserError: the wanted file is missing, nothing looks like weights, or several do; lists what is there.
@@ -115,7 +111,11 @@ def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> 
         if wanted not in names:
             raise UserError(f"{where} has no file {wanted!r}; it holds {_listed(names)}")
         return wanted
-    found = _likeliest(names) or _newest_dopamine(names)
+    found = (
+        _likeliest(names)
+        or _newest_dopamine(names)
+        or [name for name in names if _bare_and_named_after(where, name)]
+    )
     if not found and any(map(_DOPAMINE_TF.fullmatch, names)):
         raise UserError(
             f"{where} holds a TensorFlow checkpoint of Dopamine (tf_ckpt-N), which is not read; its JAX "
@@ -128,6 +128,8 @@ def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> 
         )
     if len(found) > 1:
         found = [name for name in found if _named_after(where, PurePosixPath(name).stem)] or found
+    if len(found) > 1:
+        found = [name for name in found if _has_folder(name, names)] or found
     if len(found) > 1:
         raise UserError(
             f"{where} holds several checkpoints: {_listed(found)}; name one (owner/name:FILE, or its path)"
@@ -250,7 +252,8 @@ def is_safe_name(name: str) -> bool:
 
 
 def _is_weights(name: str) -> bool:
-    return name.endswith(WEIGHT_ENDINGS) and PurePosixPath(name).name not in _NOT_WEIGHTS
+    own = PurePosixPath(name).name
+    return name.endswith(WEIGHT_ENDINGS) and own not in _NOT_WEIGHTS and not own.endswith(_NOT_WEIGHTS_ENDINGS)
 
 
 def _likeliest(names: Sequence[str]) -> list[str]:
@@ -282,10 +285,20 @@ def _newest_dopamine(names: Sequence[str]) -> list[str]:
     return sorted(newest)
 
 
+def _has_folder(name: str, names: Sequence[str]) -> bool:
+    """Whether there is a folder called as the file, as RL Zoo has one for a model's settings."""
+    return any(each.startswith(f"{PurePosixPath(name).with_suffix('')}/") for each in names)
+
+
 def _named_after(where: str, stem: str) -> bool:
     """Whether a repository or folder is called after a file: ``stem``, ``X-stem`` or ``X-stem-seedN``."""
     name = _SEED.sub("", PurePosixPath(where).name)
     return name == stem or name.endswith(f"-{stem}")
+
+
+def _bare_and_named_after(where: str, name: str) -> bool:
+    """Whether a file at the top carries the repository's name and no ending (``ppo-LunarLander-v2``)."""
+    return "/" not in name and not PurePosixPath(name).suffix and _named_after(where, name)
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

@@ -4,6 +4,6 @@
 :class:`~reincarnate.types.EnvStep`, so that nothing above them cares which one runs.
 """
 
-from reincarnate.envs.make import env_spec, make_env
+from reincarnate.envs.make import current_id, env_spec, make_env
 
-__all__ = ["env_spec", "make_env"]
+__all__ = ["current_id", "env_spec", "make_env"]

@@ -76,6 +76,22 @@ def canonical_id(env_id: str) -> str:
     return found
 
 
+def current_id(env_id: str) -> str:
+    """:func:`canonical_id`, or the newest version where gymnasium retired the one that is named.
+
+    ``LunarLander-v2`` gives ``LunarLander-v3``, though EnvPool still plays the older one: both backends must.
+
+    Raises:
+        UserError: no version is known; the nearest known names are given.
+    """
+    parts = _VERSION.fullmatch(env_id)
+    if parts and not _same_name(env_id, gym.known_ids()):
+        newest = _VERSION.fullmatch(_same_name(parts["name"], gym.known_ids()) or "")
+        if newest and int(newest["version"]) > int(parts["version"]):
+            return canonical_id(newest[0])
+    return canonical_id(env_id)
+
+
 def _default_spec(env_id: str, full_action_set: bool) -> EnvSpec:
     if env_id not in pool.known_ids():
         return gym.default_spec(env_id)

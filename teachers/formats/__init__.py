@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from reincarnate.errors import UserError
-from reincarnate.teachers.formats import cleanrl_flax, cleanrl_torch, dopamine, native
+from reincarnate.teachers.formats import cleanrl_flax, cleanrl_torch, dopamine, native, sb3
 from reincarnate.teachers.formats._checkpoint import Checkpoint, Companions, Hints
 from reincarnate.teachers.formats._probe import refuse_what_is_no_checkpoint
 from reincarnate.teachers.formats._text import one_line
@@ -33,7 +33,7 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {
-    module.NAME: cast("Format", module) for module in (native, cleanrl_torch, cleanrl_flax, dopamine)
+    module.NAME: cast("Format", module) for module in (native, sb3, cleanrl_torch, cleanrl_flax, dopamine)
 }
 
 

@@ -221,8 +221,46 @@ def _hashable(key: Any, depth: int = 0) -> Any:
     return key
 
 
+def _checked(check: Callable[[list[Any]], None], opcode: bytes) -> dict[int, Callable[[Any], None]]:
+    """An operation of the unpickler that looks at its stack first."""
+    operation: Callable[[Any], None] = pickle._Unpickler.dispatch[opcode[0]]
+
+    def checked(unpickler: Any) -> None:
+        check(unpickler.stack)
+        operation(unpickler)
+
+    return {opcode[0]: checked}
+
+
+def _check_target(stack: list[Any]) -> None:
+    if not isinstance(stack[-2], (Record, _Array, _DType)):
+        raise _Damaged("a state for something that has none")
+
+
+def _check_key(stack: list[Any]) -> None:
+    _hashable(stack[-2])
+
+
+def _check_keys(stack: list[Any]) -> None:
+    for key in stack[::2]:
+        _hashable(key)
+
+
+def _check_members(stack: list[Any]) -> None:
+    for member in stack:
+        _hashable(member)
+
+
 class _Unpickler(pickle._Unpickler):  # the Python one: bounded by its input, and it can be followed
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        **_checked(_check_target, pickle.BUILD),
+        **_checked(_check_key, pickle.SETITEM),
+        **_checked(_check_keys, pickle.SETITEMS),
+        **_checked(_check_keys, pickle.DICT),
+        **_checked(_check_members, pickle.ADDITEMS),
+        **_checked(_check_members, pickle.FROZENSET),
+    }
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -256,51 +294,6 @@ class _Unpickler(pickle._Unpickler):  # the Python one: bounded by its input, an
             return made
 
         return make
-
-    def load_build(self) -> None:
-        """Only what this module made takes a state."""
-        if not isinstance(self.stack[-2], (Record, _Array, _DType)):
-            raise _Damaged("a state for something that has none")
-        super().load_build()
-
-    def load_setitem(self) -> None:
-        """One key and its value."""
-        _hashable(self.stack[-2])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        """Keys and values since the mark."""
-        for key in self.stack[::2]:
-            _hashable(key)
-        super().load_setitems()
-
-    def load_dict(self) -> None:
-        """As :meth:`load_setitems`, in a new dict."""
-        for key in self.stack[::2]:
-            _hashable(key)
-        super().load_dict()
-
-    def load_additems(self) -> None:
-        """Members of a set since the mark."""
-        for key in self.stack:
-            _hashable(key)
-        super().load_additems()
-
-    def load_frozenset(self) -> None:
-        """As :meth:`load_additems`, in a new frozenset."""
-        for key in self.stack:
-            _hashable(key)
-        super().load_frozenset()
-
-    for _opcode, _load in (
-        (pickle.BUILD, load_build),
-        (pickle.SETITEM, load_setitem),
-        (pickle.SETITEMS, load_setitems),
-        (pickle.DICT, load_dict),
-        (pickle.ADDITEMS, load_additems),
-        (pickle.FROZENSET, load_frozenset),
-    ):
-        dispatch[_opcode[0]] = _load
 
     def persistent_load(self, pid: Any) -> Any:
         """Nothing lies outside of the file."""
