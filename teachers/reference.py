@@ -253,7 +253,8 @@ def is_safe_name(name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     own = PurePosixPath(name).name
-    return name.endswith(WEIGHT_ENDINGS) and own not in _NOT_WEIGHTS and not own.endswith(_NOT_WEIGHTS_ENDINGS)
+    beside = own in _NOT_WEIGHTS or own.endswith(_NOT_WEIGHTS_ENDINGS)
+    return name.endswith(WEIGHT_ENDINGS) and not beside
 
 
 def _likeliest(names: Sequence[str]) -> list[str]:
