@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from reincarnate.envs import env_spec, make_env
     from reincarnate.errors import UserError
     from reincarnate.replay import Replay
+    from reincarnate.sharing import push
+    from reincarnate.teachers.export import export_teacher
     from reincarnate.teachers.teacher import Teacher
     from reincarnate.teachers.zoo import list_teachers, load_teacher
     from reincarnate.types import Batch, EnvSpec, Returns
@@ -45,11 +47,13 @@ _HOME = {
     "collect_teacher": "api",
     "env_spec": "envs",
     "evaluate_teacher": "api",
+    "export_teacher": "teachers.export",
     "list_teachers": "teachers.zoo",
     "load_teacher": "teachers.zoo",
     "make_env": "envs",
     "override": "config",
     "preset": "config",
+    "push": "sharing",
     "resume": "api",
     "run": "api",
 }
@@ -67,11 +71,13 @@ __all__ = [
     "collect_teacher",
     "env_spec",
     "evaluate_teacher",
+    "export_teacher",
     "list_teachers",
     "load_teacher",
     "make_env",
     "override",
     "preset",
+    "push",
     "resume",
     "run",
 ]

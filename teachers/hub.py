@@ -1,4 +1,4 @@
-"""The only file that talks to the Hugging Face Hub, always through its own client, ``huggingface_hub``.
+"""The only file that reads from the Hugging Face Hub, always through its own client, ``huggingface_hub``.
 
 The client reads its environment when it is imported: ``HF_ENDPOINT``, ``HF_HUB_CACHE`` (or ``HF_HOME``),
 ``HF_HUB_OFFLINE`` and its timeouts; ``HF_TOKEN`` when it is used. Nothing here overrides any of them.
@@ -47,10 +47,10 @@ _MEAN_AND_STD = re.compile(
     r"\s*(?P<mean>[-+]?[\d.]+(?:e[-+]?\d+)?)\s*(?:(?:\+/-|±)\s*(?P<std>[\d.]+))?\s*", re.I
 )
 # The client repeats a failed download, but neither the first question nor a download that starts with 5xx.
-_WAITS_SECONDS = (1.0, 2.0, 4.0)
+WAITS_SECONDS = (1.0, 2.0, 4.0)
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _ELSEWHERE = "a local or a bundled teacher"
-_LOGIN = "log in with `hf auth login` or set HF_TOKEN"
+LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def find_and_download(reference: Reference, *, announce: Announce | None = None)
             and nothing cached; a download that stays damaged.
     """
     say = announce or (lambda line: None)
-    with _relayed(say):
+    with relayed(say):
         try:
             repo, info = _find(reference)
         except _UnreachableError as unreachable:
@@ -148,6 +148,15 @@ def _parse_reported(value: str) -> Reported | None:
         return None
 
 
+def read_companion(repo: str, revision: str, name: str) -> str | None:
+    """Text of a small file at a commit; None where there is none, or the Hub does not answer."""
+    try:
+        path = hf_hub_download(repo, name, revision=revision)
+        return Path(path).read_text(encoding="utf-8")
+    except Exception:  # whatever it is, what is asked for here is never needed
+        return None
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, as 64 hex digits."""
     return _digest(path, hashlib.sha256())
@@ -168,7 +177,7 @@ def _find(reference: Reference) -> tuple[str, ModelInfo]:
         with contextlib.suppress(_MissingError):
             return repo, _ask(question, reference, repo)
     tried = f" (tried {', '.join(names[1:])} too)" if len(names) > 1 else ""
-    raise UserError(f"no Hub repository {names[0]}{tried}; if it is private, {_LOGIN}")
+    raise UserError(f"no Hub repository {names[0]}{tried}; if it is private, {LOGIN}")
 
 
 def _download(reference: Reference, repo: str, info: ModelInfo, say: Announce) -> Downloaded:
@@ -198,7 +207,7 @@ def _companions(
     """The files of one commit; each is downloaded when it is asked for."""
 
     def path_of(name: str) -> Path:
-        with _relayed(say):
+        with relayed(say):
             return _fetch(reference, repo, siblings[name], commit, say)
 
     return Companions(tuple(siblings), path_of)
@@ -313,7 +322,7 @@ class _Relay(logging.Handler):
 
 
 @contextlib.contextmanager
-def _relayed(say: Announce) -> Iterator[None]:
+def relayed(say: Announce) -> Iterator[None]:
     """Keep the client's warnings off stderr, where an error must stand alone."""
     logger = logging.getLogger("huggingface_hub")
     before, logger.handlers = logger.handlers, [_Relay(say)]
@@ -325,17 +334,17 @@ def _relayed(say: Announce) -> Iterator[None]:
 
 def _ask(call: Callable[[], T], reference: Reference, repo: str, file: str | None = None) -> T:
     """Call the client, again while the Hub has passing trouble; whatever it raises becomes a UserError."""
-    for wait in (*_WAITS_SECONDS, None):
+    for wait in (*WAITS_SECONDS, None):
         try:
             return call()
         except Exception as error:  # the client raises errors of three libraries, and plain ones
-            if wait is None or not _passing(error, wait):
+            if wait is None or not passing(error, wait):
                 raise _translated(error, reference, repo, file) from error
         time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _passing(error: Exception, wait: float) -> bool:
+def passing(error: Exception, wait: float) -> bool:
     """Whether it makes sense to ask again after ``wait`` seconds."""
     if not isinstance(error, errors.HfHubHTTPError) or error.response.status_code not in _TRANSIENT:
         return False
@@ -348,7 +357,7 @@ def _translated(error: Exception, reference: Reference, repo: str, file: str | N
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # "not cached either" hides why the Hub did not answer
     if isinstance(error, errors.GatedRepoError):
-        return UserError(f"{repo} is gated: accept its terms on the Hub, then {_LOGIN}")
+        return UserError(f"{repo} is gated: accept its terms on the Hub, then {LOGIN}")
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(f"{repo} has no revision {reference.revision!r}; give a branch, tag or commit of it")
     if isinstance(error, errors.RemoteEntryNotFoundError):
@@ -364,10 +373,10 @@ def _translated(error: Exception, reference: Reference, repo: str, file: str | N
         return UserError(
             f"cannot store {what} in {constants.HF_HUB_CACHE} ({error.strerror}); check its room and rights"
         )
-    why = "no answer in time" if "Timeout" in type(error).__name__ else _first_line(error)
+    why = "no answer in time" if "Timeout" in type(error).__name__ else first_line(error)
     if file is not None:
         return UserError(f"the download of {file} from {repo} failed ({why}); try again")
-    if isinstance(error, _HTTP_ERROR):
+    if isinstance(error, HTTP_ERROR):
         at = f"cannot reach the Hub at {constants.ENDPOINT} ({why})"
         return _UnreachableError(at, f"check the network, or use {_ELSEWHERE}")
     return UserError(
@@ -377,7 +386,7 @@ def _translated(error: Exception, reference: Reference, repo: str, file: str | N
 
 
 #: Base of all errors of the client's HTTP library (its name differs between versions of the client).
-_HTTP_ERROR: type[Exception] = next(
+HTTP_ERROR: type[Exception] = next(
     base for base in errors.HfHubHTTPError.__mro__[1:] if base.__name__ == "HTTPError"
 )
 
@@ -385,21 +394,20 @@ _HTTP_ERROR: type[Exception] = next(
 def _status_error(error: errors.HfHubHTTPError, repo: str) -> UserError:
     status = error.response.status_code
     if status == 401 and "Invalid credentials" in str(error):
-        return UserError(f"the Hub refuses the access token when asked for {repo}; {_LOGIN} anew")
+        return UserError(f"the Hub refuses the access token when asked for {repo}; {LOGIN} anew")
     if status in (401, 404):  # 401 is also what the Hub says of a repository that does not exist
         return _MissingError(f"no Hub repository {repo}")
     if status == 403:
-        return UserError(f"the Hub denies access to {repo} ({error.server_message or 403}); {_LOGIN}")
+        return UserError(f"the Hub denies access to {repo} ({error.server_message or 403}); {LOGIN}")
     if status == 429:
         after = error.response.headers.get("Retry-After")
         when = f"in {after} seconds" if after else "later"
-        return _UnreachableError(
-            f"the Hub limits requests for {repo} (429)", f"try again {when}, or {_LOGIN}"
-        )
+        return _UnreachableError(f"the Hub limits requests for {repo} (429)", f"try again {when}, or {LOGIN}")
     if status in _TRANSIENT or status >= 500:
         return _UnreachableError(f"the Hub has trouble serving {repo} (status {status})", "try again later")
-    return UserError(f"the Hub answered {status} when asked for {repo} ({_first_line(error)})")
+    return UserError(f"the Hub answered {status} when asked for {repo} ({first_line(error)})")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, shortly."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -275,3 +275,58 @@ def save_flax(path: Path, tree: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(flax.serialization.to_bytes(tree))
     return path
+
+
+class TorchQNetwork(nn.Module):
+    """CleanRL's ``QNetwork`` of its DQN scripts: a Sequential called ``network``."""
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+class TorchC51(nn.Module):
+    """CleanRL's ``QNetwork`` of its C51 scripts: logits by action and atom, and the atoms as a buffer."""
+
+    def __init__(self, network: nn.Sequential, actions: int, atoms: int, low: float, high: float) -> None:
+        super().__init__()
+        self.register_buffer("atoms", torch.linspace(low, high, steps=atoms))
+        self.network, self.actions = network, actions
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.network(x).view(len(x), self.actions, len(self.atoms))
+        return (torch.softmax(logits, dim=2) * self.atoms).sum(2)
+
+
+class TorchAgent(nn.Module):
+    """CleanRL's ``Agent`` of its PPO scripts: with a shared ``network``, or actor and critic apart."""
+
+    def __init__(self, actor: nn.Module, critic: nn.Module, network: nn.Module | None = None) -> None:
+        super().__init__()
+        if network is not None:
+            self.network = network
+        self.actor, self.critic, self._shared = actor, critic, network is not None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.network(x) if self._shared else x
+        return self.actor(features), self.critic(features)
+
+
+def torch_agent_atari(actions: int) -> TorchAgent:
+    return TorchAgent(nn.Linear(512, actions), nn.Linear(512, 1), torch_nature(4, 84, 84, 1)[:-1])
+
+
+def torch_agent(features: int, actions: int) -> TorchAgent:
+    return TorchAgent(*(torch_mlp(features, (64, 64), size, nn.Tanh) for size in (actions, 1)))
+
+
+def flax_expected_values(pmf_logits: Any, actions: int, atoms: int, low: float, high: float) -> Any:
+    """What CleanRL's JAX C51 acts on: the means of the distributions that its network gives."""
+    import flax.linen as fnn
+    import jax.numpy as jnp
+
+    pmfs = fnn.softmax(pmf_logits.reshape((len(pmf_logits), actions, atoms)), axis=-1)
+    return (pmfs * jnp.asarray(np.linspace(low, high, num=atoms))).sum(axis=-1)

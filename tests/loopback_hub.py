@@ -9,6 +9,7 @@ It speaks the part of the Hub's HTTP protocol that the client's downloads use:
   as the Hub sends clients to its CDN, with ``X-Linked-Etag`` (SHA-256) and ``X-Linked-Size``. Ranges work.
 - 307 for renamed repositories; 404 with ``X-Error-Code``; 401 for repositories that are absent or private
   (the Hub does not tell them apart), 403 for gated ones.
+- Uploads, by plain LFS (``loopback_upload``): creating repositories and branches, and commits.
 - Faults on demand: any status for the first k requests, bodies cut short, delays.
 
 Use in another process (the client reads its environment when it is imported)::
@@ -36,6 +37,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+
+from loopback_upload import Uploads
 
 TOKEN = "hf_loopback"
 
@@ -147,6 +150,8 @@ class LoopbackHub:
         self.absent_status = 401  # what the Hub answers without a token; 404 with one
         self.names_absence = True  # X-Error-Code on that answer
         self.blobs: dict[str, Blob] = {}
+        self.owners = {"me"}  # namespaces that the token may write to
+        self.messages: list[str] = []  # of the commits
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -279,6 +284,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the tests' output is not an access log."""
 
@@ -288,6 +299,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         hub, self._url = self.server.hub, urlsplit(self.path)
+        self.body = self._read_body()  # also where the answer is a fault: the next request follows it
         path = unquote(self._url.path)
         hub.requests.append(
             Request(self.command, path, self.server.cdn, self.headers.get("Range"), self._token)
@@ -301,6 +313,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._route(path)
         except _Answer as answer:
             self._send(answer, fault)
+
+    def _read_body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
 
     def _send(self, answer: _Answer, fault: Fault | None) -> None:
         body = answer.body
@@ -322,6 +344,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _route(self, path: str) -> None:
+        if self.command in ("POST", "PUT"):
+            status, value = Uploads(self.server.hub, self._token).answer(path, self.body)
+            headers = {"Content-Type": "application/json"}
+            if isinstance(value.get("error"), str):
+                headers["X-Error-Message"] = value["error"]
+            raise _Answer(status, headers, json.dumps(value).encode())
         if self.server.cdn:
             self._send_blob(self.server.hub.blobs[path.removeprefix("/blob/")], {})
         elif path.startswith("/api/models/"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reincarnate.report.page import flat, number, teacher_rows, verdict
@@ -17,8 +18,11 @@ _PAPER = (
 _SETTINGS = ("preset", "seed", "collect.", "offline.", "online.", "td.", "distill.", "optimizer.")
 
 
-def card(run: RunData) -> str:
-    """Markdown with YAML front matter; ``mean_reward`` is the last evaluation's."""
+def card(run: RunData, *, repo: str | None = None, chain: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Markdown with YAML front matter; ``mean_reward`` is the last evaluation's.
+
+    ``repo`` is the Hub repository that the card is for, if there is one; ``chain`` its ``lineage.json``.
+    """
     student, teacher = run.result["student"]["name"], run.result["teacher"]
     about = (
         f"reincarnated from the teacher {code(short_path(teacher['ref']))}"
@@ -34,9 +38,10 @@ def card(run: RunData) -> str:
         _how_measured(run),
         "## Environment",
         _bullets([(name, value) for name, value in run.env.items() if name != "kind"]),
-        *_lineage(run),
+        *_teacher(run),
+        *_lineage(chain),
         "## Use it",
-        _use(run),
+        _use(run, repo),
         "## Training",
         _training(run),
     ]
@@ -66,7 +71,9 @@ def _front_matter(run: RunData) -> str:
         ]
     )
     tags = [env, "reinforcement-learning", "deep-reinforcement-learning", "reincarnating-rl", student]
+    teacher = run.teacher or {}
     data = ModelCardData(
+        base_model=teacher["resolved"] if teacher.get("revision") else None,  # only the Hub has revisions
         library_name="reincarnate",
         pipeline_tag="reinforcement-learning",
         tags=tags,
@@ -121,25 +128,42 @@ def _how_measured(run: RunData) -> str:
     )
 
 
-def _lineage(run: RunData) -> list[str]:
+def _teacher(run: RunData) -> list[str]:
     rows = teacher_rows(run)
     return ["## Teacher", _bullets(rows)] if rows else []
 
 
-def _use(run: RunData) -> str:
+def _lineage(chain: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The generations, oldest first; one alone needs no list."""
+    if len(chain) < 2:
+        return []
+    rows = []
+    for number_, entry in enumerate(chain, 1):
+        measured = entry["return"]
+        mean = (
+            "not measured" if measured is None else f"{number(measured['mean'])} over {measured['n']} games"
+        )
+        sha256 = code(str(entry["sha256"])[:12])
+        rows.append(f"{number_}. {code(entry['name'])}: {code(entry['algorithm'])}, {mean}, sha256 {sha256}")
+    return ["## Lineage", "\n".join(rows)]
+
+
+def _use(run: RunData, repo: str | None) -> str:
     shape = "[B, ...]" if run.spec is None else f"[B, {', '.join(map(str, run.env['obs_shape']))}]"
     outputs = "Q-values" if run.spec is None or run.spec.get("outputs") == "q_values" else "policy logits"
-    return f"""FOLDER is the folder of this file, or the Hub repository that it was pushed to.
-
-```
-reincarnate teachers eval FOLDER
-reincarnate run --teacher FOLDER --student qdagger-dqn
+    told = (
+        "" if repo else "FOLDER is the folder of this file, or the Hub repository that it was pushed to.\n\n"
+    )
+    place = repo or "FOLDER"
+    return f"""{told}```
+reincarnate teachers eval {place}
+reincarnate run --teacher {place} --student qdagger-dqn
 ```
 
 ```python
 import reincarnate
 
-agent = reincarnate.load_teacher("FOLDER")
+agent = reincarnate.load_teacher("{place}")
 print(reincarnate.evaluate_teacher(agent, episodes=32).returns)
 outputs = agent.outputs(obs)  # observations {shape} -> {outputs} [B, actions]
 ```"""
