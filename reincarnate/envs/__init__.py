@@ -5,5 +5,6 @@
 """
 
 from reincarnate.envs.make import current_id, env_spec, make_env
+from reincarnate.envs.speed import steps_per_second
 
-__all__ = ["current_id", "env_spec", "make_env"]
+__all__ = ["current_id", "env_spec", "make_env", "steps_per_second"]

@@ -86,6 +86,19 @@ class CheckedEnv(ABC):
         self.send(action)
         return self.recv()
 
+    def pictures(self) -> npt.NDArray[np.uint8]:
+        """What the games look like right now: [N, height, width, 3] RGB.
+
+        Raises:
+            RuntimeError: the environments were made without ``pictures``.
+            UserError: they cannot be drawn.
+        """
+        self._require("ready", call="pictures")
+        return self._pictures()
+
+    def _pictures(self) -> npt.NDArray[np.uint8]:
+        raise RuntimeError("these environments were made without pictures")
+
     def close(self) -> None:
         """Free the environments; safe to call twice."""
         if self._stage != "closed":

@@ -8,6 +8,7 @@ environments runs in the caller's thread, inside ``recv``.
 from __future__ import annotations
 
 import functools
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, cast
 
@@ -45,6 +46,10 @@ class Game(ABC):
         """The outcome of an action, or of the reset that is due instead."""
 
     @abstractmethod
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """[height, width, 3] RGB of the game as it stands."""
+
+    @abstractmethod
     def close(self) -> None:
         """Free the emulator."""
 
@@ -52,8 +57,12 @@ class Game(ABC):
 class VectorGame(Game):
     """An environment with a flat observation, e.g. CartPole."""
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self._env = _make(spec.env_id, max_episode_steps=spec.max_agent_steps)
+    def __init__(self, spec: EnvSpec, pictures: bool = False) -> None:
+        self._env_id = spec.env_id
+        if pictures and "rgb_array" not in metadata(spec.env_id).get("render_modes", ()):
+            raise UserError(f"{spec.env_id} cannot be drawn: it has no render mode rgb_array")
+        mode = {"render_mode": "rgb_array"} if pictures else {}
+        self._env = _make(spec.env_id, max_episode_steps=spec.max_agent_steps, **mode)
         self._over = False
 
     def start(self, seed: int | None) -> Row:
@@ -80,6 +89,14 @@ class VectorGame(Game):
             game_start=False,
         )
 
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """What the environment draws of itself."""
+        try:
+            return np.asarray(self._env.render(), dtype=np.uint8)
+        except (gymnasium.error.Error, ImportError) as error:  # what it draws with is not installed
+            reason = " ".join(str(error).split())
+            raise UserError(f"gymnasium cannot draw {self._env_id!r}: {reason}") from None
+
     def close(self) -> None:
         """Free it."""
         self._env.close()
@@ -92,17 +109,21 @@ class ScoreKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.games = 0
         self.score = 0.0
+        self.screens: list[npt.NDArray[np.uint8]] = []  # the last two frames [210, 160, 3]
 
     def reset(self, **kwargs: Any) -> Any:
         """A real reset of the emulator: a new game."""
         self.games += 1
         self.score = 0.0
-        return self.env.reset(**kwargs)
+        outcome = self.env.reset(**kwargs)
+        self.screens = [outcome[0]]
+        return outcome
 
     def step(self, action: Any) -> Any:
         """One frame."""
         outcome = self.env.step(action)
         self.score += float(outcome[1])
+        self.screens = [self.screens[-1], outcome[0]]
         return outcome
 
 
@@ -114,7 +135,7 @@ class AtariGame(Game):
     since the game's previous row, so that a game's sum is the score a monitor below all wrappers reports.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, pictures: bool = False) -> None:
         self._spec = spec
         self._keeper = ScoreKeeper(_make_atari(spec))
         self._env, self._lives = _wrap(self._keeper, spec)
@@ -155,6 +176,11 @@ class AtariGame(Game):
         self._episode_over = self._game_over = False
         return Row(frame[:, :, 0], 0.0, 0.0, False, False, new_game and not expected, True, new_game)
 
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """The maximum of the last two frames, as in the observation; one alone lacks what flickers."""
+        screens = self._keeper.screens[-min(2, self._spec.frame_skip) :]
+        return np.maximum(screens[0], screens[-1])
+
     def close(self) -> None:
         """Free the emulator."""
         self._env.close()
@@ -179,12 +205,12 @@ def _wrap(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> tuple[gymnasium.Env[An
 class GymnasiumEnv(CheckedEnv):
     """N games stepped one after the other in ``recv``."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, seed: int) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, pictures: bool = False) -> None:
         if spec.kind == "vector":
             check_agreement(spec, default_spec(spec.env_id))
         super().__init__(spec, num_envs)
         make = AtariGame if spec.kind == "atari" else VectorGame
-        self._games: list[Game] = [make(spec) for _ in range(num_envs)]
+        self._games: list[Game] = [make(spec, pictures) for _ in range(num_envs)]
         self._seeds: list[int | None] = [seed + i for i in range(num_envs)]
         self._obs: npt.NDArray[Any] = np.zeros((num_envs, *spec.obs_shape), _numpy_dtype(spec))
         self._action: list[int] = []
@@ -220,6 +246,9 @@ class GymnasiumEnv(CheckedEnv):
         self._obs = obs
         return obs
 
+    def _pictures(self) -> npt.NDArray[np.uint8]:
+        return np.stack([game.picture() for game in self._games])
+
     def _close(self) -> None:
         for game in self._games:
             game.close()
@@ -251,6 +280,22 @@ def default_spec(env_id: str) -> EnvSpec:
     return EnvSpec(
         env_id, "vector", actions, shape, **NEUTRAL, max_agent_steps=limit or EnvSpec.max_agent_steps
     )
+
+
+@functools.cache
+def metadata(env_id: str) -> dict[str, Any]:
+    """What gymnasium's environment says of itself: ``render_modes``, ``render_fps``.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an old version: EnvPool may know it
+        env = _make(env_id)
+    try:
+        return dict(env.metadata)
+    finally:
+        env.close()
 
 
 def _make(env_id: str, **settings: Any) -> gymnasium.Env[Any, Any]:

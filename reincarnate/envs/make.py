@@ -43,11 +43,14 @@ def env_spec(env_id: str, **overrides: Any) -> EnvSpec:
     return spec
 
 
-def make_env(spec: EnvSpec, num_envs: int, seed: int, backend: Backend = "envpool") -> CheckedEnv:
+def make_env(
+    spec: EnvSpec, num_envs: int, seed: int, backend: Backend = "envpool", *, pictures: bool = False
+) -> CheckedEnv:
     """``num_envs`` environments, stepped together; also a context manager that closes them.
 
     Environment i is seeded with ``seed + i``: pools that must differ need seeds ``num_envs`` apart. Calling
     ``reset`` again gives other games. What EnvPool lacks and gymnasium has runs through gymnasium.
+    ``pictures`` makes the same games ones that can be looked at, with ``pictures()``, and slower.
 
     Raises:
         UserError: the EnvSpec does not fit the environment, or a number is out of its range.
@@ -55,8 +58,8 @@ def make_env(spec: EnvSpec, num_envs: int, seed: int, backend: Backend = "envpoo
     check_spec(spec)
     check_counts(num_envs, seed)
     if backend == "gymnasium" or spec.env_id not in pool.known_ids():
-        return gym.GymnasiumEnv(spec, num_envs, seed)
-    return pool.PoolEnv(spec, num_envs, seed)
+        return gym.GymnasiumEnv(spec, num_envs, seed, pictures)
+    return (pool.PicturedPoolEnv if pictures else pool.PoolEnv)(spec, num_envs, seed)
 
 
 def canonical_id(env_id: str) -> str:

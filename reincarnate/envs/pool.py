@@ -11,6 +11,8 @@
 - ``reset()`` in mid-game goes on with the same game if ``episodic_life``; only a new pool starts over.
 - Without ``info["terminated"]`` (vectors) an episode that ends by itself at the limit counts as truncated.
 - ``recv`` returns fresh arrays, in the order of the environments when ``batch_size == num_envs``.
+- Two pools with one seed, the same settings of the game and the same actions play the same games.
+- ``render()`` gives an Atari game's newest frame alone, while the observation is the maximum of the last two.
 - Settings and actions are not checked (a 0-d action, ``noop_max=0`` or ``stack_num=0`` kills the process).
 """
 
@@ -25,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reincarnate.envs.base import NEUTRAL, CheckedEnv, check_agreement, discrete_actions, flat_observation
+from reincarnate.errors import UserError
 from reincarnate.types import EnvSpec, EnvStep
 
 
@@ -119,24 +122,28 @@ class PoolEnv(CheckedEnv):
         self._game_over = np.zeros(num_envs, dtype=np.bool_)
 
     def _reset(self) -> EnvStep:
-        import envpool
-
         seed = (self._seed + self._resets * self.num_envs) % (2**31 - self.num_envs)
         self._resets += 1
         self._pool = None  # its threads end before the next ones start
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium: bounds given in double precision
-            self._pool = envpool.make(
-                self.spec.env_id,
-                env_type="gymnasium",
-                num_envs=self.num_envs,
-                num_threads=num_threads(self.num_envs),
-                seed=seed,
-                **_settings(self.spec),
-            )
+            self._pool = self._make(seed)
             obs, info = self._pool.reset()
         self._episode_over, self._game_over = np.zeros((2, self.num_envs), dtype=np.bool_)
         return self._first_step(obs, info)
+
+    def _make(self, seed: int, **changes: Any) -> Any:
+        """A pool of this EnvSpec; ``changes`` are EnvPool's own settings."""
+        import envpool
+
+        return envpool.make(
+            self.spec.env_id,
+            env_type="gymnasium",
+            num_envs=self.num_envs,
+            num_threads=num_threads(self.num_envs),
+            seed=seed,
+            **(_settings(self.spec) | changes),
+        )
 
     def _first_step(self, obs: npt.NDArray[Any], info: dict[str, Any]) -> EnvStep:
         yes, no = np.ones(self.num_envs, dtype=np.bool_), np.zeros(self.num_envs, dtype=np.bool_)
@@ -203,3 +210,55 @@ class PoolEnv(CheckedEnv):
 
     def _close(self) -> None:
         self._pool = None
+
+
+#: An Atari screen as it is, in colour: what an observation is before it is made grey, small and a stack.
+_SCREEN = {"gray_scale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+
+
+class PicturedPoolEnv(PoolEnv):
+    """A :class:`PoolEnv` whose games can be looked at.
+
+    Atari: a second pool plays the same games and is observed in colour at full size. Like the policy's, its
+    observation is the maximum of the last two frames: one frame alone lacks the objects that a game draws on
+    every other frame only. Anything else is drawn by EnvPool's ``render``.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int) -> None:
+        super().__init__(spec, num_envs, seed)
+        self._colour: Any = None
+        self._screens: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+
+    def _make(self, seed: int, **changes: Any) -> Any:
+        if self.spec.kind == "vector":
+            return super()._make(seed, render_mode="rgb_array", **changes)
+        self._colour = None
+        self._colour = super()._make(seed, **_SCREEN)
+        self._screens, _ = self._colour.reset()
+        return super()._make(seed, **changes)
+
+    def _send(self, action: npt.NDArray[np.int32]) -> None:
+        super()._send(action)
+        if self._colour is not None:
+            self._colour.send(action)
+
+    def _recv(self) -> EnvStep:
+        step = super()._recv()
+        if self._colour is not None:
+            self._screens, _, _, _, info = self._colour.recv()
+            if not (info["reward"] == step.raw_reward).all() or not (info["lives"] == self._lives).all():
+                raise RuntimeError(f"{self.spec.env_id}: the game in colour went another way")
+        return step
+
+    def _pictures(self) -> npt.NDArray[np.uint8]:
+        if self._colour is not None:
+            return self._screens.transpose(0, 2, 3, 1)
+        try:
+            return np.asarray(self._pool.render(env_ids=self._all_ids), dtype=np.uint8)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"EnvPool cannot draw {self.spec.env_id!r}: {reason}") from None
+
+    def _close(self) -> None:
+        super()._close()
+        self._colour = None
