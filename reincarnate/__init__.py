@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from reincarnate.teachers.teacher import Teacher
     from reincarnate.teachers.zoo import list_teachers, load_teacher
     from reincarnate.types import Batch, EnvSpec, Returns
+    from reincarnate.watching import Watched, watch
 
 # Imported on first use, so that `reincarnate --help` does not wait for torch.
 _HOME = {
@@ -44,6 +45,7 @@ _HOME = {
     "Teacher": "teachers.teacher",
     "TeacherReturn": "api",
     "UserError": "errors",
+    "Watched": "watching",
     "collect_teacher": "api",
     "env_spec": "envs",
     "evaluate_teacher": "api",
@@ -56,6 +58,7 @@ _HOME = {
     "push": "sharing",
     "resume": "api",
     "run": "api",
+    "watch": "watching",
 }
 
 __all__ = [
@@ -68,6 +71,7 @@ __all__ = [
     "Teacher",
     "TeacherReturn",
     "UserError",
+    "Watched",
     "collect_teacher",
     "env_spec",
     "evaluate_teacher",
@@ -80,6 +84,7 @@ __all__ = [
     "push",
     "resume",
     "run",
+    "watch",
 ]
 
 

@@ -1,6 +1,6 @@
 """The command line: thin, one file per group of commands; the work is in the library."""
 
-from reincarnate.cli import bench, export, push, run, students, teachers
+from reincarnate.cli import bench, export, push, run, students, teachers, watch
 from reincarnate.cli.group import main
 
-__all__ = ["bench", "export", "main", "push", "run", "students", "teachers"]
+__all__ = ["bench", "export", "main", "push", "run", "students", "teachers", "watch"]
