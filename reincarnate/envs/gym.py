@@ -209,6 +209,7 @@ class GymnasiumEnv(CheckedEnv):
         if spec.kind == "vector":
             check_agreement(spec, default_spec(spec.env_id))
         super().__init__(spec, num_envs)
+        self._pictured = pictures
         make = AtariGame if spec.kind == "atari" else VectorGame
         self._games: list[Game] = [make(spec, pictures) for _ in range(num_envs)]
         self._seeds: list[int | None] = [seed + i for i in range(num_envs)]
@@ -247,6 +248,8 @@ class GymnasiumEnv(CheckedEnv):
         return obs
 
     def _pictures(self) -> npt.NDArray[np.uint8]:
+        if not self._pictured:
+            return super()._pictures()
         return np.stack([game.picture() for game in self._games])
 
     def _close(self) -> None:
