@@ -16,7 +16,7 @@ from typing import Any
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats._checkpoint import Hints
-from reincarnate.teachers.formats._text import reason
+from reincarnate.teachers.formats._text import one_line, reason
 from reincarnate.teachers.formats._weights import Weights
 from reincarnate.types import EnvSpec
 
@@ -187,7 +187,7 @@ def _names(path: Path, hints: Hints) -> list[tuple[str, str]]:
 def _script(path: Path, hints: Hints, recorded: Mapping[str, Any]) -> str | None:
     """The script that wrote the file, where anything tells; what it wrote itself before its name today."""
     if isinstance(recorded.get("exp_name"), str) and recorded["exp_name"]:
-        return str(recorded["exp_name"])
+        return one_line(recorded["exp_name"])  # it is shown on terminals
     if hints.exp_name:
         return hints.exp_name
     runs = (_RUN_NAME.match(name) for _, name in _names(path, hints))
