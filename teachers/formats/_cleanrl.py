@@ -78,7 +78,8 @@ def read_arrays(
         UserError: not exactly the keys and shapes of one of the layouts, arguments that contradict them, or
             at odds with the environment.
     """
-    recorded, beside = recorded or {}, beside or Beside()
+    recorded = recorded or {}
+    beside = beside or Beside()
     _refuse_other_policies(path, arrays)
     layout = _closest(path, arrays, layouts, convention)
     _weights.refuse_keys(path, arrays, layout.keys(convention), f"CleanRL's {layout.script}")

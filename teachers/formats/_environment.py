@@ -33,7 +33,7 @@ _CLEANRL_ATARI: dict[str, Any] = {
 #: no-ops, every action, games instead of lives. FIRE is EnvPool's default, which they leave.
 _MACHADO = _CLEANRL_ATARI | {"noop_max": 1, "sticky_probability": 0.25, "episodic_life": False}
 #: What all of cleanba's scripts set: 108,000 frames, 4 to a step.
-_CLEANBA_LIMIT = {"max_agent_steps": 27_000}
+_CLEANBA_LIMIT: dict[str, Any] = {"max_agent_steps": 27_000}
 _FULL_ACTION_SET = 18
 #: ``{env_id}-{exp_name}-seed1`` on the Hub, ``{env_id}__{exp_name}__1__{time}`` in CleanRL's runs folder.
 _RUN_NAME = re.compile(
@@ -88,7 +88,7 @@ def _atari_settings(
     if machado is None and weights.network == "impala" and recorded and _has_more_actions(weights, env_id):
         machado, believed = True, f"{believed}, with {weights.num_outputs} outputs"
     if machado:
-        full = {"full_action_set": True} if weights.num_outputs == _FULL_ACTION_SET else {}
+        full: dict[str, Any] = {"full_action_set": True} if weights.num_outputs == _FULL_ACTION_SET else {}
         return _MACHADO | _CLEANBA_LIMIT | full, believed
     return _CLEANRL_ATARI | (_CLEANBA_LIMIT if _is_cleanba(script) else {}), believed
 
