@@ -1,6 +1,6 @@
 """Dopamine's networks in flax, written anew for one observation [H, W, C] as it calls them, and its bundles.
 
-Every network but Iqn returns action-values [A]. Names of layers are flax's own automatic ones, as in Dopamine.
+All but Iqn return action-values [A]. Names of layers are flax's own automatic ones, as in Dopamine.
 """
 
 from __future__ import annotations
