@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from reincarnate.envs import env_spec, gym, make_env, pool
+from reincarnate.envs import current_id, env_spec, gym, make_env, pool
 from reincarnate.envs.base import NEUTRAL, check_action
 from reincarnate.errors import UserError
 from reincarnate.types import EnvSpec, EnvStep
@@ -49,6 +49,28 @@ def play(spec, actions, seed=3, backend="envpool"):
 )
 def test_names_people_use_lead_to_the_name_envpool_uses(name, expected):
     assert env_spec(name).env_id == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LunarLander-v2", "LunarLander-v3"),  # EnvPool has both, gymnasium the newer one alone
+        ("LunarLander-v3", "LunarLander-v3"),
+        ("Acrobot-v0", "Acrobot-v1"),
+        ("CartPole-v0", "CartPole-v0"),
+        ("cartpole", "CartPole-v1"),
+        ("Breakout-v5", "Breakout-v5"),
+        ("BreakoutNoFrameskip-v4", "Breakout-v5"),
+        ("BreakoutNoFrameskip-v0", "Breakout-v5"),
+    ],
+)
+def test_a_retired_version_leads_to_the_newest(name, expected):
+    assert current_id(name) == expected
+
+
+def test_no_version_of_an_unknown_name_is_current():
+    with pytest.raises(UserError, match=r"no environment 'CartPol-v7' \(did you mean CartPole-v1"):
+        current_id("CartPol-v7")
 
 
 def test_defaults_of_an_atari_game_and_of_a_vector_environment():

@@ -63,7 +63,7 @@ def test_a_format_is_known_by_its_content_whatever_the_name(tmp_path: Path) -> N
 
 
 def test_every_format_has_a_name_and_a_summary() -> None:
-    assert list(FORMATS) == ["native", "cleanrl_torch", "cleanrl_flax"]
+    assert list(FORMATS) == ["native", "sb3", "cleanrl_torch", "cleanrl_flax"]
     assert all(name == reader.NAME and reader.SUMMARY for name, reader in FORMATS.items())
 
 

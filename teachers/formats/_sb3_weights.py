@@ -252,7 +252,7 @@ def _average_quantiles(path: Path, entries: dict[str, Entry], model: Model) -> d
     for kind in ("weight", "bias"):
         entry = entries[f"head.{kind}"]
         _weights.check_shape(path, entry, (rows, None)[: entry.array.ndim])
-        parts = entry.array.unflatten(0, (quantiles, rows // quantiles))
+        parts = entry.array.reshape(quantiles, rows // quantiles, *entry.array.shape[1:])
         mean = parts.double().mean(dim=0) if parts.dtype.is_floating_point else parts[0]
         entries[f"head.{kind}"] = Entry(entry.key, mean, entry.axes)
     return (

@@ -182,7 +182,8 @@ def _observation_shape(
 ) -> tuple[tuple[int, ...], tuple[int, int] | None]:
     """[features] or [frames, height, width], and the range of sides if the image size had to be chosen."""
     if layers.network == "mlp":
-        return (layers.entries["trunk.layers.0.weight"].shape[1],), None
+        first = layers.entries.get("trunk.layers.0.weight", layers.entries["head.weight"])
+        return (first.shape[1],), None
     convolutions = [
         entry for name, entry in layers.entries.items() if name.endswith("weight") and "conv" in name
     ]
