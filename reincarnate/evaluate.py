@@ -21,7 +21,7 @@ from reincarnate.acting import ActRule
 from reincarnate.device import beside_environments
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
-from reincarnate.types import Backend, EnvSpec, Policy, Returns, State, VectorEnv
+from reincarnate.types import Backend, EnvSpec, Policy, Returns, State, VectorEnv, Wrappers
 
 #: Games finished, games wanted, mean raw return of the finished ones (0 before the first).
 GameProgress = Callable[[int, int, float], None]
@@ -73,6 +73,7 @@ def evaluate(
     seed: int,
     device: torch.device | str = "cpu",
     backend: Backend = "envpool",
+    wrappers: Wrappers = "common",
     progress: GameProgress | None = None,
 ) -> Returns:
     """Undiscounted raw returns of exactly ``games`` whole games, ordered by environment.
@@ -88,6 +89,7 @@ def evaluate(
         seed: of the first environment; environment i has ``seed + i``.
         device: where the observations go.
         backend: which implementation of the environment.
+        wrappers: whose wrappers the gymnasium backend puts around an Atari game.
         progress: called after every vector step; it may raise to stop the evaluation.
 
     Raises:
@@ -99,7 +101,7 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         stack.enter_context(beside_environments(torch.device(device)))
         envs = [
-            stack.enter_context(make_env(spec, size, seed + first, backend))
+            stack.enter_context(make_env(spec, size, seed + first, backend, wrappers))
             for first, size in group_lanes(lanes)
         ]
         returns = play_games(policy, envs, games // lanes, device=device, progress=progress)

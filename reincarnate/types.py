@@ -19,6 +19,9 @@ from torch import Tensor
 
 OutputKind = Literal["q_values", "policy_logits"]
 Backend = Literal["envpool", "gymnasium"]
+#: Whose Atari wrappers the gymnasium backend builds: ``sb3`` and ``cleanrl`` are theirs, for measuring;
+#: ``common`` is Stable-Baselines3's with EnvPool's rule of stacking, which buffers rely on.
+Wrappers = Literal["common", "sb3", "cleanrl"]
 #: Recurrent state of N environments: nested tensors [N, ...], or None for a feed-forward policy.
 State = Any
 

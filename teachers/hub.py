@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 from huggingface_hub import (
     HfApi,
-    ModelCard,
     constants,
     errors,
     hf_hub_download,
@@ -37,15 +36,11 @@ from reincarnate import files
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats import Companions
 from reincarnate.teachers.reference import CARD, Reference, candidates, choose_file, is_safe_name
-from reincarnate.teachers.teacher import Reported
 
 T = TypeVar("T")
 Announce = Callable[[str], None]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MEAN_AND_STD = re.compile(
-    r"\s*(?P<mean>[-+]?[\d.]+(?:e[-+]?\d+)?)\s*(?:(?:\+/-|±)\s*(?P<std>[\d.]+))?\s*", re.I
-)
 # The client repeats a failed download, but neither the first question nor a download that starts with 5xx.
 WAITS_SECONDS = (1.0, 2.0, 4.0)
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
@@ -121,31 +116,6 @@ def cached_repositories() -> list[Cached]:
             names = (each.file_path.relative_to(newest.snapshot_path).as_posix() for each in newest.files)
             found.append(Cached(repo.repo_id, tuple(sorted(names))))
     return sorted(found, key=lambda each: each.repo)
-
-
-def reported_return(card_text: str | None) -> Reported | None:
-    """The ``mean_reward`` that a model card claims in its ``model-index``, e.g. ``295.55 +/- 12.30``."""
-    if card_text is None:
-        return None
-    try:
-        results = ModelCard(card_text, ignore_metadata_errors=True).data.get("eval_results") or []
-    except Exception:  # whatever is wrong in a card, its YAML included, must not stop the teacher
-        return None
-    for result in results:
-        if result.metric_type == "mean_reward":
-            return _parse_reported(str(result.metric_value))
-    return None
-
-
-def _parse_reported(value: str) -> Reported | None:
-    match = _MEAN_AND_STD.fullmatch(value)
-    if match is None:
-        return None
-    try:
-        std = None if match["std"] is None else float(match["std"])
-        return Reported(mean=float(match["mean"]), std=std, source="model card")
-    except ValueError:  # "1.2.3"
-        return None
 
 
 def read_companion(repo: str, revision: str, name: str) -> str | None:

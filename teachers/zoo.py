@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from reincarnate.teachers import hub
+from reincarnate.teachers.claims import claimed_return
 from reincarnate.teachers.formats import Companions, Hints, detect_and_read
 from reincarnate.teachers.reference import (
     BUNDLED,
@@ -86,7 +87,14 @@ def load_teacher(
         file=found.file,
         sha256=hub.sha256_of(found.path),
         format=checkpoint.format,
-        reported=checkpoint.reported or hub.reported_return(found.card_text),
+        reported=checkpoint.reported
+        or claimed_return(
+            checkpoint.spec.env.env_id,
+            checkpoint.spec.outputs,
+            found.card_text,
+            found.companions,
+            found.file,
+        ),
         assumed=checkpoint.assumed,
     )
     return Teacher(checkpoint.spec, card, checkpoint.state_dict).to(device)

@@ -15,7 +15,6 @@ from reincarnate.teachers.hub import (
     Downloaded,
     cached_repositories,
     find_and_download,
-    reported_return,
     sha256_of,
 )
 from reincarnate.teachers.reference import parse_reference
@@ -438,65 +437,3 @@ def test_a_new_process_is_led_by_its_environment(hub: LoopbackHub, tmp_path: Pat
 
 
 # Model cards
-
-
-def card(value: str, kind: str = "mean_reward") -> str:
-    """What CleanRL's ``push_to_hub`` writes."""
-    return textwrap.dedent(f"""\
-        ---
-        tags:
-        - BreakoutNoFrameskip-v4
-        - deep-reinforcement-learning
-        library_name: cleanrl
-        model-index:
-        - name: DQN
-          results:
-          - task:
-              type: reinforcement-learning
-              name: reinforcement-learning
-            dataset:
-              name: BreakoutNoFrameskip-v4
-              type: BreakoutNoFrameskip-v4
-            metrics:
-            - type: {kind}
-              value: {value}
-              name: mean_reward
-              verified: false
-        ---
-
-        # (CleanRL) **DQN** Agent Playing **BreakoutNoFrameskip-v4**
-        """)
-
-
-@pytest.mark.parametrize(
-    ("value", "mean", "std"),
-    [
-        ("295.55 +/- 12.30", 295.55, 12.30),
-        ("-107.30 +/- 17.60", -107.3, 17.6),
-        ("20.0 ± 1.2", 20.0, 1.2),
-        ("500", 500.0, None),
-        ("1.5e3", 1500.0, None),
-    ],
-)
-def test_reported_return(value: str, mean: float, std: float | None) -> None:
-    reported = reported_return(card(value))
-    assert reported is not None
-    assert (reported.mean, reported.std, reported.n, reported.source) == (mean, std, None, "model card")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        "# no metadata",
-        "---\nmodel-index: 3\n---\n",
-        "---\n: [\n---\n",
-        "---\nmodel-index:\n- name: x\n---\n",
-        card("good"),
-        card("1.2.3 +/- 4"),
-        card("0.9", kind="accuracy"),
-    ],
-)
-def test_card_that_claims_nothing_usable(text: str | None) -> None:
-    assert reported_return(text) is None

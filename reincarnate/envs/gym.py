@@ -1,8 +1,15 @@
-"""gymnasium (1.x) as a backend: vector environments, and Atari behind Stable-Baselines3's own wrappers.
+"""gymnasium (1.x) as a backend: vector environments, and Atari behind the wrappers of a teacher's source.
 
 Slower than EnvPool and meant for two jobs: environments that EnvPool lacks, and claimed returns, which are
 checked under the protocol they were measured with. Resets follow EnvPool's next-step rule. One step of all
 environments runs in the caller's thread, inside ``recv``.
+
+What differs between the sources' pipelines, beside EnvPool (``Wrappers``):
+
+- ``common``: gray, then resized; the stack is filled where a game starts and goes on over a lost life.
+- ``sb3`` (VecFrameStack): the same frames; after every reset, a lost life's too, the stack's rest is black.
+- ``cleanrl`` (gym's FrameStack): resized, then gray, which rounds otherwise by one gray level at most; every
+  reset fills the stack with its frame.
 """
 
 from __future__ import annotations
@@ -12,13 +19,14 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, cast
 
+import cv2
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
 from reincarnate.envs.base import NEUTRAL, CheckedEnv, check_agreement, discrete_actions, flat_observation
 from reincarnate.errors import UserError
-from reincarnate.types import EnvSpec, EnvStep
+from reincarnate.types import EnvSpec, EnvStep, Wrappers
 
 
 class Row(NamedTuple):
@@ -127,18 +135,34 @@ class ScoreKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return outcome
 
 
+class ResizeThenGray(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Frames [height, width, 1] uint8 as CleanRL's scripts make them: colours are resized, then mixed."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], width: int, height: int) -> None:
+        super().__init__(env)
+        self._size = (width, height)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (height, width, 1), np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        """One frame."""
+        resized = cv2.resize(observation, self._size, interpolation=cv2.INTER_AREA)
+        return cv2.cvtColor(resized, cv2.COLOR_RGB2GRAY)[:, :, None]
+
+
 class AtariGame(Game):
     """An Atari game behind the pieces of Stable-Baselines3's ``AtariWrapper``, in its order.
+
+    CleanRL's scripts use the same pieces in the same order, up to the frame's last step.
 
     Two things stay outside, so that they mean the same on both backends: the limit counts agent steps of a
     whole game, and rewards are clipped where the raw one is still known. A raw reward is the score's change
     since the game's previous row, so that a game's sum is the score a monitor below all wrappers reports.
     """
 
-    def __init__(self, spec: EnvSpec, pictures: bool = False) -> None:
+    def __init__(self, spec: EnvSpec, pictures: bool = False, wrappers: Wrappers = "common") -> None:
         self._spec = spec
         self._keeper = ScoreKeeper(_make_atari(spec))
-        self._env, self._lives = _wrap(self._keeper, spec)
+        self._env, self._lives = _wrap(self._keeper, spec, wrappers)
         self._agent_steps, self._reported = 0, 0.0
         self._episode_over = self._game_over = False
 
@@ -186,7 +210,9 @@ class AtariGame(Game):
         self._env.close()
 
 
-def _wrap(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> tuple[gymnasium.Env[Any, Any], Any]:
+def _wrap(
+    env: gymnasium.Env[Any, Any], spec: EnvSpec, source: Wrappers
+) -> tuple[gymnasium.Env[Any, Any], Any]:
     """Stable-Baselines3's wrappers on the emulator, and the one that ends episodes with lives (or None)."""
     from stable_baselines3.common import atari_wrappers as wrappers
 
@@ -199,19 +225,34 @@ def _wrap(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> tuple[gymnasium.Env[An
         env = lives = wrappers.EpisodicLifeEnv(env)
     if spec.fire_reset and "FIRE" in unwrapped.get_action_meanings():
         env = wrappers.FireResetEnv(env)
-    return wrappers.WarpFrame(env, width=width, height=height), lives
+    shrink = ResizeThenGray if source == "cleanrl" else wrappers.WarpFrame
+    return shrink(env, width=width, height=height), lives
 
 
 class GymnasiumEnv(CheckedEnv):
-    """N games stepped one after the other in ``recv``."""
+    """N games stepped one after the other in ``recv``.
 
-    def __init__(self, spec: EnvSpec, num_envs: int, seed: int, pictures: bool = False) -> None:
+    ``wrappers`` are Atari's. Those of a source are for measuring: a buffer rebuilds stacks by EnvPool's rule,
+    which is that of ``common`` alone.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        seed: int,
+        pictures: bool = False,
+        wrappers: Wrappers = "common",
+    ) -> None:
         if spec.kind == "vector":
             check_agreement(spec, default_spec(spec.env_id))
         super().__init__(spec, num_envs)
         self._pictured = pictures
-        make = AtariGame if spec.kind == "atari" else VectorGame
-        self._games: list[Game] = [make(spec, pictures) for _ in range(num_envs)]
+        self._wrappers = wrappers
+        self._games: list[Game] = [
+            AtariGame(spec, pictures, wrappers) if spec.kind == "atari" else VectorGame(spec, pictures)
+            for _ in range(num_envs)
+        ]
         self._seeds: list[int | None] = [seed + i for i in range(num_envs)]
         self._obs: npt.NDArray[Any] = np.zeros((num_envs, *spec.obs_shape), _numpy_dtype(spec))
         self._action: list[int] = []
@@ -234,16 +275,17 @@ class GymnasiumEnv(CheckedEnv):
         flags = [np.array(flag, dtype=np.bool_) for flag in flags]
         obs = np.stack(frames)
         if self.spec.kind == "atari":
-            obs = self._stacked(obs, game_start=flags[-1])
+            obs = self._stacked(obs, fresh=flags[-1] if self._wrappers == "common" else flags[-2])
         return EnvStep(self._all_ids, obs, np.array(reward, np.float32), np.array(raw, np.float32), *flags)
 
-    def _stacked(
-        self, frames: npt.NDArray[np.uint8], game_start: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.uint8]:
-        """Stack [N, K, H, W] in a fresh array: shifted by one, or filled where a game starts."""
+    def _stacked(self, frames: npt.NDArray[np.uint8], fresh: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """Stack [N, K, H, W] in a new array: shifted by one; where it starts ``fresh``, filled or black."""
         obs = np.empty_like(self._obs)
         obs[:, :-1], obs[:, -1] = self._obs[:, 1:], frames
-        obs[game_start] = frames[game_start, None]
+        if self._wrappers == "sb3":
+            obs[fresh, :-1] = 0
+        else:
+            obs[fresh] = frames[fresh, None]
         self._obs = obs
         return obs
 

@@ -11,7 +11,7 @@ from typing import Any
 from reincarnate.envs import gym, pool
 from reincarnate.envs.base import NEUTRAL, CheckedEnv, check_agreement, check_counts, check_spec
 from reincarnate.errors import UserError
-from reincarnate.types import Backend, EnvSpec
+from reincarnate.types import Backend, EnvSpec, Wrappers
 
 #: ``BreakoutNoFrameskip-v4``, ``ALE/Breakout-v5``, ``Breakout``: one game; how it is set up is the EnvSpec's.
 _ATARI_NAME = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?(?:-v[045])?", re.IGNORECASE)
@@ -44,13 +44,20 @@ def env_spec(env_id: str, **overrides: Any) -> EnvSpec:
 
 
 def make_env(
-    spec: EnvSpec, num_envs: int, seed: int, backend: Backend = "envpool", *, pictures: bool = False
+    spec: EnvSpec,
+    num_envs: int,
+    seed: int,
+    backend: Backend = "envpool",
+    wrappers: Wrappers = "common",
+    *,
+    pictures: bool = False,
 ) -> CheckedEnv:
     """``num_envs`` environments, stepped together; also a context manager that closes them.
 
     Environment i is seeded with ``seed + i``: pools that must differ need seeds ``num_envs`` apart. Calling
-    ``reset`` again gives other games. What EnvPool lacks and gymnasium has runs through gymnasium.
-    ``pictures`` makes the same games ones that can be looked at, with ``pictures()``, and slower.
+    ``reset`` again gives other games. What EnvPool lacks and gymnasium has runs through gymnasium, where
+    ``wrappers`` says whose are put around an Atari game. ``pictures`` makes the same games ones that can be
+    looked at, with ``pictures()``, and slower.
 
     Raises:
         UserError: the EnvSpec does not fit the environment, or a number is out of its range.
@@ -58,7 +65,7 @@ def make_env(
     check_spec(spec)
     check_counts(num_envs, seed)
     if backend == "gymnasium" or spec.env_id not in pool.known_ids():
-        return gym.GymnasiumEnv(spec, num_envs, seed, pictures)
+        return gym.GymnasiumEnv(spec, num_envs, seed, pictures, wrappers)
     return (pool.PicturedPoolEnv if pictures else pool.PoolEnv)(spec, num_envs, seed)
 
 
