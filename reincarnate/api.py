@@ -10,12 +10,12 @@ print(result.document["student"]["teacher_normalized"])
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import scipy.stats
 import torch
 
 from reincarnate import config as configuration
@@ -23,19 +23,22 @@ from reincarnate import seeds
 from reincarnate.acting import parse_act_rule
 from reincarnate.config import CollectConfig, RunConfig
 from reincarnate.device import pick_device
+from reincarnate.diagnose import Diagnosis, Setting, diagnose
 from reincarnate.errors import UserError
 from reincarnate.evaluate import OutputsPolicy, evaluate
 from reincarnate.progress import Progress
 from reincarnate.replay import Replay, check_fits, memory_needed
 from reincarnate.runner import Run
 from reincarnate.students.student import get_student
+from reincarnate.teachers import measured
+from reincarnate.teachers.claims import agrees, parse_claim
 from reincarnate.teachers.collect import Collected, Collection, collect
 from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
-from reincarnate.types import Backend, Returns
+from reincarnate.types import Backend, Returns, Wrappers
 
-#: Games assumed behind a reported return that does not say how many.
-GAMES_IF_UNSAID = 10
+#: Formats whose Atari agents were trained behind wrappers that the gymnasium backend can build.
+_SOURCE_WRAPPERS: dict[str, Wrappers] = {"cleanrl": "cleanrl", "sb3": "sb3"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,16 @@ class TeacherReturn:
     returns: Returns
     reported: Reported | None
     agrees: bool | None  # Welch test p > 0.05; None if nothing is claimed
+    diagnosis: Diagnosis | None = None  # where it was asked for and something had to be explained
+    asked: bool = False  # for a diagnosis
+
+    @property
+    def remark(self) -> str | None:
+        """That the claim was made under another acting rule, if it says so."""
+        claimed = self.reported.act if self.reported else None
+        if claimed is None or claimed == self.act:
+            return None
+        return f"the claim was made with --act {claimed}, this measurement with {self.act}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``teachers eval --json``."""
@@ -66,7 +79,7 @@ class TeacherReturn:
             "return": self.returns.to_dict(),
             "reported": self.reported and self.reported.to_dict(),
             "agrees": self.agrees,
-        }
+        } | ({"diagnosis": self.diagnosis and self.diagnosis.to_dict()} if self.asked else {})
 
 
 def run(
@@ -115,37 +128,102 @@ def evaluate_teacher(
     act_rule: str = "auto",
     env_id: str | None = None,
     backend: Backend = "envpool",
+    wrappers: Wrappers | None = None,
     num_envs: int = 8,
     seed: int = 1,
     device: str = "auto",
+    claim: str | None = None,
+    explain: Literal["never", "if it differs", "always"] = "never",
     announce: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> TeacherReturn:
     """G_T over ``episodes`` whole games on the raw score, every environment playing the same number.
 
+    Args:
+        teacher: a reference, or a loaded teacher.
+        episodes: whole games; as many again, at most, for every cause that is tried.
+        act_rule: ``auto | greedy | sample | epsilon=X``.
+        env_id: the environment, where the teacher does not tell.
+        backend: ``envpool`` or ``gymnasium``.
+        wrappers: whose the gymnasium backend builds for Atari; those of the teacher's source unless given.
+        num_envs: at most so many environments.
+        seed: of environments and acting.
+        device: ``auto | cpu | cuda``.
+        claim: ``MEAN`` or ``MEAN +/- STD``, instead of what stands beside the checkpoint.
+        explain: whether to find out why the return is not the claimed one.
+        announce: told what is resolved and downloaded, a line at a time.
+        progress: where to show progress; standard error unless given.
+
     Raises:
-        UserError: no such teacher, environment or acting rule.
+        UserError: no such teacher, environment or acting rule; nothing is claimed that could be explained.
     """
     _check({"evaluate.games": episodes, "env.num_envs": num_envs, "seed": seed, "env.backend": backend})
-    where = pick_device(device)
-    loaded = _load(teacher, env_id, where, announce)
+    loaded = _load(teacher, env_id, pick_device(device), announce)
+    reported = _claim(loaded, claim, explain != "never")
     rule = parse_act_rule(act_rule, loaded.spec.outputs)
-    generator = torch.Generator(device=where).manual_seed(seeds.derive(seed, "act"))
-    policy = OutputsPolicy(loaded.outputs, rule, loaded.temperature, generator)
-    with (progress or Progress()).phase("evaluate", total=episodes, unit="games") as bar:
+    setting = Setting(loaded.spec.env, rule, backend, wrappers or source_wrappers(loaded))
+    shown = progress or Progress()
+    returns = _played(loaded, setting, episodes, num_envs, seed, shown)
+    found = TeacherReturn(
+        loaded.card.ref, loaded.card.resolved, str(rule), returns, reported, agrees(returns, reported)
+    )
+    if explain == "never" or reported is None:
+        return found
+    diagnosis = None
+    if explain == "always" or found.agrees is not True:
+        diagnosis = diagnose(
+            loaded,
+            setting,
+            returns,
+            reported,
+            games=episodes,
+            num_envs=num_envs,
+            seed=seed,
+            progress=shown,
+        )
+    return dataclasses.replace(found, diagnosis=diagnosis, asked=True)
+
+
+def source_wrappers(teacher: Teacher) -> Wrappers:
+    """Whose Atari wrappers the teacher was trained behind, as its format tells."""
+    return _SOURCE_WRAPPERS.get(teacher.card.format.partition("_")[0], "common")
+
+
+def _claim(teacher: Teacher, given: str | None, needed: bool) -> Reported | None:
+    """What is claimed: as the caller says, else as stands beside the checkpoint."""
+    reported = teacher.card.reported
+    if given is not None:
+        reported = parse_claim(given, "given")
+        if reported is None:
+            raise UserError(f"no claim {given!r}; give a mean, or MEAN +/- STD, e.g. '295.5 +/- 12.3'")
+    if needed and reported is None:
+        raise UserError(
+            f"nothing is claimed for {teacher.card.resolved}, so there is nothing to diagnose; "
+            "pass what it should reach as --claim 'MEAN +/- STD'"
+        )
+    return reported
+
+
+def _played(
+    teacher: Teacher, setting: Setting, episodes: int, num_envs: int, seed: int, progress: Progress
+) -> Returns:
+    """Play, and keep what was measured for ``teachers show``."""
+    generator = torch.Generator(device=teacher.device).manual_seed(seeds.derive(seed, "act"))
+    policy = OutputsPolicy(teacher.outputs, setting.rule, teacher.temperature, generator)
+    with progress.phase("evaluate", total=episodes, unit="games") as bar:
         returns = evaluate(
             policy,
-            loaded.spec.env,
+            setting.env,
             episodes,
             num_envs=num_envs,
             seed=seeds.derive(seed, "evaluate teacher"),
-            device=where,
-            backend=backend,
+            device=teacher.device,
+            backend=setting.backend,
+            wrappers=setting.wrappers,
             progress=lambda done, total, mean: bar.update(done, **({"return": mean} if done else {})),
         )
-    reported = loaded.card.reported
-    agrees = _agrees(returns, reported) if reported else None
-    return TeacherReturn(loaded.card.ref, loaded.card.resolved, str(rule), returns, reported, agrees)
+    measured.remember(teacher, setting.env, setting.backend, setting.wrappers, str(setting.rule), returns)
+    return returns
 
 
 def collect_teacher(
@@ -213,21 +291,3 @@ def _load(
     if isinstance(teacher, Teacher):
         return teacher.to(device)
     return load_teacher(teacher, env_id=env_id, device=device, announce=announce)
-
-
-def _agrees(measured: Returns, reported: Reported) -> bool | None:
-    """Welch's test of the two means; None where one of them has no deviation."""
-    if reported.std is None or measured.n < 2:
-        return None
-    if measured.std == 0 and reported.std == 0:
-        return measured.mean == reported.mean
-    test = scipy.stats.ttest_ind_from_stats(
-        measured.mean,
-        measured.std,
-        measured.n,
-        reported.mean,
-        reported.std,
-        reported.n or GAMES_IF_UNSAID,
-        equal_var=False,
-    )
-    return bool(test.pvalue > 0.05)

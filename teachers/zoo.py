@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from reincarnate.teachers import hub
 from reincarnate.teachers.claims import claimed_return
 from reincarnate.teachers.formats import Companions, Hints, detect_and_read
+from reincarnate.teachers.measured import recall
 from reincarnate.teachers.reference import (
     BUNDLED,
     RUN_STUDENT,
@@ -28,6 +30,8 @@ from reincarnate.teachers.teacher import Teacher, TeacherCard
 
 Announce = Callable[[str], None]
 
+Source = Literal["bundled", "hub", "cached"]
+
 _CLEANRL_ENDING = ".cleanrl_model"
 _ATARI_GAMES = ("Breakout", "Pong", "BeamRider")
 _CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
@@ -43,6 +47,20 @@ _CATALOGUE: tuple[tuple[str, str], ...] = (
     ("SeaquestNoFrameskip-v4", "dqn_atari_jax"),
     *((f"{game}-v5", "ppo_atari_envpool_xla_jax_scan") for game in _ATARI_GAMES),
 )
+_ZOO_GAMES = (
+    *("Asteroids", "BeamRider", "Breakout", "Enduro", "MsPacman", "Pong"),
+    *("Qbert", "RoadRunner", "Seaquest", "SpaceInvaders"),
+)
+_ZOO_CLASSIC = ("Acrobot-v1", "CartPole-v1", "LunarLander-v2", "MountainCar-v0")
+#: RL Zoo's trained agents with discrete actions and flat or Atari observations (its benchmark.md), named by
+#: its rule ``sb3/{algorithm}-{environment}``.
+_ZOO_CATALOGUE: tuple[str, ...] = tuple(
+    f"sb3/{algorithm}-{env}"
+    for algorithm in ("dqn", "ppo", "qrdqn")
+    for env in (*_ZOO_CLASSIC, *(f"{game}NoFrameskip-v4" for game in _ZOO_GAMES))
+)
+#: Algorithms that name a repository with a Stable-Baselines3 archive, ``{algorithm}-{environment}``.
+_ARCHIVED = frozenset({"dqn", "ppo", "qrdqn"})
 
 
 @dataclass(frozen=True)
@@ -101,24 +119,53 @@ def load_teacher(
 
 
 def show_teacher(ref: str, *, env_id: str | None = None, announce: Announce | None = None) -> dict[str, Any]:
-    """The JSON of ``teachers show``: reference, hash, format, architecture, environment, claims, assumptions.
+    """The JSON of ``teachers show``: reference, hash, format, architecture, environment, claim, assumptions.
+
+    ``measured`` holds what was measured of this very policy on this machine, the newest first.
 
     Raises:
         UserError: as :func:`load_teacher`.
     """
-    return load_teacher(ref, env_id=env_id, announce=announce).to_json()
+    teacher = load_teacher(ref, env_id=env_id, announce=announce)
+    return teacher.to_json() | {"measured": [each.to_dict() for each in recall(teacher)]}
 
 
-def list_teachers() -> list[dict[str, Any]]:
+def list_teachers(
+    env: str | None = None, algorithm: str | None = None, source: Source | None = None
+) -> list[dict[str, Any]]:
     """The JSON of ``teachers list``: rows of ``ref, env, algorithm, source, cached``; asks no network.
 
-    Bundled teachers come first, then Hub repositories: those in the local cache that hold a teacher, and
-    CleanRL's known ones.
+    Bundled teachers come first, then Hub repositories: those in the local cache that hold a teacher, and the
+    known ones of CleanRL and RL Zoo.
+
+    Args:
+        env: only this environment, in any generation's name or version (``Breakout``, ``ALE/Breakout-v5``).
+        algorithm: only this one, e.g. ``dqn``.
+        source: only ``bundled`` ones, those of the ``hub``, or what is ``cached`` (bundled ones are).
     """
     bundled = [_bundled_row(name) for name in bundled_names()]
-    cached = {each.repo for each in hub.cached_repositories() if _holds_teacher(each.files)}
-    known = {f"cleanrl/{env}-{script}-seed1" for env, script in _CATALOGUE}
-    return bundled + [_hub_row(repo, repo in cached) for repo in sorted(known | cached)]
+    cached = {each.repo for each in hub.cached_repositories() if _holds_teacher(each)}
+    known = {f"cleanrl/{name}-{script}-seed1" for name, script in _CATALOGUE} | set(_ZOO_CATALOGUE)
+    rows = bundled + [_hub_row(repo, repo in cached) for repo in sorted(known | cached)]
+    return [row for row in rows if _wanted(row, env, algorithm, source)]
+
+
+def _wanted(row: dict[str, Any], env: str | None, algorithm: str | None, source: Source | None) -> bool:
+    if env is not None and _game(row["env"] or "") != _game(env):
+        return False
+    if algorithm is not None and _plain(row["algorithm"] or "") != _plain(algorithm):
+        return False
+    return source is None or (row["cached"] if source == "cached" else row["source"] == source)
+
+
+def _game(env: str) -> str:
+    """An environment's name without generation and version."""
+    return _plain(re.sub(r"^ALE/|(NoFrameskip|Deterministic)?(-v\d+)?$", "", env, flags=re.IGNORECASE))
+
+
+def _plain(name: str) -> str:
+    """``QR-DQN`` and ``qrdqn`` are one."""
+    return re.sub(r"[-_ ]", "", name).lower()
 
 
 def _locate(reference: Reference, announce: Announce | None) -> _Found:
@@ -155,6 +202,9 @@ def _row(ref: str, env: str | None, algorithm: str | None, source: str, cached: 
     return {"ref": ref, "env": env, "algorithm": algorithm, "source": source, "cached": cached}
 
 
-def _holds_teacher(files: tuple[str, ...]) -> bool:
-    """Whether a cached repository is one of ours or CleanRL's; people cache other models too."""
-    return any(name.endswith(_CLEANRL_ENDING) or name == RUN_STUDENT for name in files)
+def _holds_teacher(cached: hub.Cached) -> bool:
+    """Whether a cached repository is one of ours, CleanRL's or RL Zoo's; people cache other models too."""
+    if any(name.endswith(_CLEANRL_ENDING) or name == RUN_STUDENT for name in cached.files):
+        return True
+    algorithm = split_name(cached.repo.partition("/")[2])[1]
+    return algorithm in _ARCHIVED and any(name.endswith(".zip") for name in cached.files)

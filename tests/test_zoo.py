@@ -1,21 +1,25 @@
+import dataclasses
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import close_session, constants
 
+from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
 from reincarnate.networks import Network
 from reincarnate.teachers import reference, zoo
 from reincarnate.teachers.formats import save_native
+from reincarnate.teachers.measured import policy_hash, recall, remember
 from reincarnate.teachers.reference import RUN_STUDENT
-from reincarnate.teachers.teacher import Reported, TeacherSpec
+from reincarnate.teachers.teacher import Reported, Teacher, TeacherCard, TeacherSpec
 from reincarnate.teachers.zoo import list_teachers, load_teacher, show_teacher
-from reincarnate.types import EnvSpec
+from reincarnate.types import EnvSpec, Returns
 
 from loopback_hub import LoopbackHub, Repository
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
@@ -242,9 +246,90 @@ def test_list(hub: LoopbackHub, shipped: Path, tmp_path: Path) -> None:
 
 def test_listed_references_are_valid(hub: LoopbackHub) -> None:
     rows = [row for row in list_teachers() if row["source"] == "hub"]
-    assert len(rows) == len({row["ref"] for row in rows}) == 16
+    assert len(rows) == len({row["ref"] for row in rows}) == 16 + 42
     for row in rows:
         assert reference.parse_reference(row["ref"]).kind == "hub"
-        assert row["env"] in {"CartPole-v1", "Acrobot-v1", "MountainCar-v0"} or row["env"].endswith("-v5")
-        assert row["algorithm"] in {"dqn", "ppo"}
+        assert env_spec(row["env"]).num_actions > 1
+        assert row["algorithm"] in {"dqn", "ppo", "qrdqn"}
     assert hub.paths() == []  # a list asks no network
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"env": "ALE/Breakout-v5", "algorithm": "QR-DQN"}, {"sb3/qrdqn-BreakoutNoFrameskip-v4"}),
+        ({"env": "LunarLander-v3", "algorithm": "ppo"}, {"sb3/ppo-LunarLander-v2"}),
+        ({"source": "bundled"}, {"bundled/CartPole-dqn"}),
+        ({"env": "cartpole", "source": "cached"}, {"bundled/CartPole-dqn"}),
+        ({"env": "Breakout", "source": "cached"}, set()),
+        (
+            {"env": "Pong", "algorithm": "dqn", "source": "hub"},
+            {
+                "cleanrl/PongNoFrameskip-v4-dqn_atari-seed1",
+                "cleanrl/PongNoFrameskip-v4-dqn_atari_jax-seed1",
+                "sb3/dqn-PongNoFrameskip-v4",
+            },
+        ),
+    ],
+)
+def test_list_filters(hub: LoopbackHub, shipped: Path, filters: dict[str, Any], expected: set[str]) -> None:
+    assert {row["ref"] for row in list_teachers(**filters)} == expected
+
+
+def test_a_cached_repository_of_rl_zoos_kind_is_listed(hub: LoopbackHub, shipped: Path) -> None:
+    for repo in ("me/ppo-CartPole-v1", "me/some-archive"):
+        hub.repositories[repo] = Repository({"ppo-CartPole-v1.zip": b"no archive"})
+        with pytest.raises(UserError):
+            load_teacher(repo)
+    rows = {row["ref"]: row for row in list_teachers(source="cached")}
+    assert rows["me/ppo-CartPole-v1"] == {
+        "ref": "me/ppo-CartPole-v1",
+        "env": "CartPole-v1",
+        "algorithm": "ppo",
+        "source": "hub",
+        "cached": True,
+    }
+    assert "me/some-archive" not in rows
+
+
+def test_results_beside_the_weights_are_the_claim(tmp_path: Path, hub: LoopbackHub) -> None:
+    write_native(tmp_path / RUN_STUDENT)
+    results = b'{"mean_reward": 412.5, "std_reward": 20.0, "is_deterministic": true, "n_eval_episodes": 10}'
+    weights = (tmp_path / RUN_STUDENT).read_bytes()
+    hub.repositories["me/mine"] = Repository({RUN_STUDENT: weights, "results.json": results})
+    claim = Reported(412.5, "results.json", 20.0, 10, "greedy")
+    assert load_teacher("me/mine").card.reported == claim
+    (tmp_path / "results.json").write_bytes(results)
+    assert load_teacher(str(tmp_path)).card.reported == claim
+
+
+# Measurements
+
+
+def test_a_measurement_belongs_to_one_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
+    write_native(tmp_path / "one" / RUN_STUDENT)
+    teacher = load_teacher(str(tmp_path / "one"))
+    assert show_teacher(str(tmp_path / "one"))["measured"] == []
+    returns = Returns.from_games([10.0, 20.0])
+    remember(teacher, teacher.spec.env, "envpool", "common", "greedy", Returns.from_games([1.0]))
+    remember(teacher, teacher.spec.env, "envpool", "common", "greedy", returns)  # replaces it
+    remember(teacher, teacher.spec.env, "envpool", "common", "epsilon=0.01", returns)
+    shown = json.loads(json.dumps(show_teacher(str(tmp_path / "one"))["measured"]))
+    assert sorted(each["act"] for each in shown) == ["epsilon=0.01", "greedy"]
+    assert all(each["return"] == returns.to_dict() for each in shown)
+    assert [each.to_dict() for each in recall(teacher)] == shown
+    damaged = next((tmp_path / "cache" / "teacher-returns").glob("*/*.json"))
+    damaged.write_text("{}")
+    assert len(recall(teacher)) == 1
+    write_native(tmp_path / "one" / RUN_STUDENT)  # upstream changed: other weights under the same name
+    assert show_teacher(str(tmp_path / "one"))["measured"] == []
+
+
+def test_statistics_beside_the_weights_are_part_of_the_policy() -> None:
+    spec = dataclasses.replace(SPEC, network_options={"hidden": [8], "normalise": {}})
+    state = spec.build().state_dict()
+    card = TeacherCard("x", "x", None, "x", "0" * 64, "sb3")
+    other = state | {"normaliser.mean": state["normaliser.mean"] + 1}
+    hashes = [policy_hash(Teacher(spec, card, weights)) for weights in (state, dict(state), other)]
+    assert hashes[0] == hashes[1] != hashes[2]

@@ -352,6 +352,15 @@ def _make(env_id: str, **settings: Any) -> gymnasium.Env[Any, Any]:
         raise UserError(f"gymnasium cannot make {env_id!r}: {reason}") from None
 
 
+def has_fire(spec: EnvSpec) -> bool:
+    """Whether FIRE is among an Atari game's actions, so that a FIRE reset does anything."""
+    env = _make_atari(spec)
+    try:
+        return "FIRE" in cast("Any", env.unwrapped).get_action_meanings()
+    finally:
+        env.close()
+
+
 def _make_atari(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     """The emulator, frame by frame, in RGB; sticky actions are ALE's own, frame by frame as in EnvPool."""
     import ale_py

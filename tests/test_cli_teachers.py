@@ -1,0 +1,92 @@
+"""``reincarnate teachers``: filters, tables, claims, diagnosis, JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reincarnate.cli import main
+from reincarnate.cli.teachers import _table
+
+from small_runs import TEACHER
+
+TRIAL = {"cause", "setting", "return", "p", "agrees", "p_change", "share", "problem"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["teachers", *arguments])
+
+
+def test_list_filters_and_says_that_nothing_fits() -> None:
+    rows = json.loads(invoke("list", "--env", "breakout", "--algorithm", "dqn", "--json").stdout)
+    assert {row["env"] for row in rows} == {"Breakout-v5"}
+    assert {"bundled/Breakout-dqn", "sb3/dqn-BreakoutNoFrameskip-v4"} <= {row["ref"] for row in rows}
+    assert invoke("list", "--source", "bundled").stdout.splitlines()[0].split() == [
+        "reference",
+        "env",
+        "algorithm",
+        "source",
+        "cached",
+    ]
+    nothing = invoke("list", "--env", "Chess")
+    assert nothing.exit_code == 0
+    assert "no teacher that is listed fits" in nothing.stderr
+    assert json.loads(invoke("list", "--env", "Chess", "--json").stdout) == []
+
+
+def test_eval_is_remembered_by_show_and_a_remark_names_the_claims_rule() -> None:
+    done = invoke("eval", TEACHER, "--episodes", "4", "--act", "epsilon=0.9")
+    assert done.exit_code == 0, done.output
+    assert "the claim was made with --act epsilon=0.01, this measurement with epsilon=0.9" in done.stdout
+    measured = json.loads(invoke("show", TEACHER, "--json").stdout)["measured"]
+    assert [(each["act"], each["backend"], each["return"]["n"]) for each in measured] == [
+        ("epsilon=0.9", "envpool", 4)
+    ]
+    text = invoke("show", TEACHER).stdout
+    assert "405.6 ± 65.6" in text
+    assert "(4 games, epsilon=0.9, envpool, CartPole-v1, 20" in text
+    assert "10,934" in text
+
+
+def test_diagnosis_is_asked_for_and_its_table_ends_with_the_setting() -> None:
+    options = ["eval", TEACHER, "--episodes", "8", "--act", "epsilon=1", "--diagnose"]
+    measured = json.loads(invoke(*options, "--json").stdout)
+    assert set(measured) == {"ref", "resolved", "act", "return", "reported", "agrees", "diagnosis"}
+    diagnosis = measured["diagnosis"]
+    assert (diagnosis["restored_by"], diagnosis["sure"]) == ("acting rule", True)
+    assert diagnosis["setting"] in {"epsilon=0.01", "greedy", "sample", "epsilon=0.05"}
+    assert all(set(trial) == TRIAL for trial in diagnosis["trials"])
+    text = invoke(*options).stdout.splitlines()
+    assert text[1].startswith("differs from the reported 405.6")
+    assert text[4].split()[:2] == ["cause", "setting"]
+    assert "restores the claimed return" in text[-1]
+
+
+def test_nothing_is_diagnosed_where_the_claim_holds_or_where_there_is_none(tmp_path: Path) -> None:
+    fine = invoke("eval", TEACHER, "--episodes", "4", "--claim", "300 +/- 400", "--diagnose")
+    assert "nothing to diagnose" in fine.stdout
+    bad = invoke("eval", TEACHER, "--claim", "many")
+    assert (bad.exit_code, bad.stdout) == (2, "")
+    assert "no claim 'many'" in bad.stderr
+
+
+def test_collect_has_a_json_document(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    done = invoke("collect", TEACHER, "--out", str(out), "--steps", "100", "--num-envs", "2", "--json")
+    document = json.loads(done.stdout)
+    assert (document["path"], document["agent_steps"], document["reused"]) == (str(out), 100, False)
+
+
+def test_cells_are_printed_as_they_are_but_for_control_characters() -> None:
+    lines = _table(["a", "b"], [["[red]x[/red]", "y\x1b[2J\nz"], ["", "w" * 300]])
+    assert lines[1].split() == ["[red]x[/red]", "y[2J", "z"]
+    assert "".join(line.strip() for line in lines[2:]) == "w" * 300
+    assert all(len(line) <= 160 for line in lines)
