@@ -288,7 +288,7 @@ class TorchQNetwork(nn.Module):
         return self.network(x)
 
 
-class TorchC51(nn.Module):
+class TorchC51Agent(nn.Module):
     """CleanRL's ``QNetwork`` of its C51 scripts: logits by action and atom, and the atoms as a buffer."""
 
     def __init__(self, network: nn.Sequential, actions: int, atoms: int, low: float, high: float) -> None:

@@ -114,7 +114,7 @@ def torch_network(script: str, state: dict[str, Tensor], args: dict[str, Any]) -
     network = networks[script]()
     if isinstance(network, nn.Sequential):
         actions = 4 if script == "c51_atari" else 2
-        network = writers.TorchC51(network, actions, atoms, args["v_min"], args["v_max"])
+        network = writers.TorchC51Agent(network, actions, atoms, args["v_min"], args["v_max"])
     network.load_state_dict(state, strict=True)
     return network.eval()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from reincarnate.teachers.teacher import TeacherSpec
 Library = Literal["torch", "flax"]
 _ATARI_OBS = (4, 84, 84)
 _NATURE: dict[str, Any] = {"hidden": 512, "padding": "valid", "neck": []}
-_IMPALA: dict[str, Any] = {"hidden": 256, "channels": [16, 32, 32]}
+_IMPALA: dict[str, Any] = {"hidden": 256, "channels": [16, 32, 32], "neck": []}
 _Q_MLP: dict[str, Any] = {"hidden": [120, 84], "activation": "relu"}
 _ACTOR_MLP: dict[str, Any] = {"hidden": [64, 64], "activation": "tanh"}
 
@@ -106,7 +106,7 @@ def write_cleanrl(spec: TeacherSpec, state_dict: Mapping[str, Tensor], library: 
         UserError: no script has this network; the line says what differs.
     """
     script = _fitting_script(spec, library)
-    layout, convention = _layout(script, library), TORCH if library == "torch" else FLAX
+    layout, convention = _layout(script, library, state_dict), TORCH if library == "torch" else FLAX
     arrays = _arrays(spec, state_dict, layout, convention)
     notes = list(_environment_notes(spec, script))
     if layout.critic:
@@ -165,9 +165,15 @@ def _only_pooling(differing: list[str]) -> bool:
     return len(differing) == 1 and differing[0].startswith("pool_padding")
 
 
-def _layout(script: Script, library: Library) -> Layout:
+def _layout(script: Script, library: Library, names: Iterable[str]) -> Layout:
+    """The reader's layout of the script that has exactly these parameters (an MLP has one for each depth)."""
+    layers = {name.rpartition(".")[0] for name in names}
     layouts = (cleanrl_torch if library == "torch" else cleanrl_flax)._LAYOUTS
-    return next(layout for layout in layouts if layout.script == script.layers_of)
+    return next(
+        layout
+        for layout in layouts
+        if layout.script == script.layers_of and set(layout.layers.values()) == layers
+    )
 
 
 def _arrays(
