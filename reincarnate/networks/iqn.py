@@ -47,7 +47,7 @@ class IqnTrunk(NatureTrunk):
         """Mean features [B, hidden] of x [B, frames, height, width]."""
         image = self.convolved(x).flatten(1).unsqueeze(1)  # [B, 1, F]
         total = image.new_zeros(len(x), self.features, dtype=torch.float32)
-        for cosines in self._cosines(x.device).split(_TAUS_AT_ONCE):
+        for cosines in torch.split(self._cosines(x.device), _TAUS_AT_ONCE):
             weights = F.relu(self.embedding(cosines))  # [taus, F]
             total += F.relu(self.fc(image * weights)).sum(dim=1, dtype=torch.float32)
         return total / self.taus

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from filelock import BaseFileLock
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, errors
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils._validators import validate_repo_id
 
 from reincarnate import runfiles
 from reincarnate.errors import UserError

@@ -168,7 +168,7 @@ def _only_pooling(differing: list[str]) -> bool:
 def _layout(script: Script, library: Library, names: Iterable[str]) -> Layout:
     """The reader's layout of the script that has exactly these parameters (an MLP has one for each depth)."""
     layers = {name.rpartition(".")[0] for name in names}
-    layouts = (cleanrl_torch if library == "torch" else cleanrl_flax)._LAYOUTS
+    layouts: tuple[Layout, ...] = (cleanrl_torch if library == "torch" else cleanrl_flax)._LAYOUTS
     return next(
         layout
         for layout in layouts

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reincarnate.errors import UserError
@@ -227,14 +228,14 @@ def _categorical(path: Path, body: Body, kernel: Tensor, bias: Tensor, atoms: in
 
 def _dueling(advantages: Tensor, values: Tensor, atoms: int) -> Tensor:
     """[..., A x atoms] and [..., atoms] -> [..., A x atoms]: value + advantage - mean advantage."""
-    by_action = advantages.double().unflatten(-1, (-1, atoms))
+    by_action = torch.unflatten(advantages.double(), -1, (-1, atoms))
     centred = by_action - by_action.mean(dim=-2, keepdim=True)
     return (values.double().unsqueeze(-2) + centred).flatten(-2)
 
 
 def _mean_of_atoms(outputs: Tensor, atoms: int) -> Tensor:
     """[..., A x atoms] -> [..., A]."""
-    return outputs.double().unflatten(-1, (-1, atoms)).mean(dim=-1)
+    return torch.unflatten(outputs.double(), -1, (-1, atoms)).mean(dim=-1)
 
 
 def layers_of(path: Path, arrays: Arrays, body: Body, head: Head) -> Layers:
@@ -259,7 +260,7 @@ def reorder_embedding(weights: Weights) -> None:
     """IQN's embedding in the order C, H, W of the features that it multiplies, instead of flax's H, W, C."""
     height, width = (feature_side("nature", side, padding="same") for side in weights.obs_shape[1:])
     for name in ("trunk.embedding.weight", "trunk.embedding.bias"):
-        rows = weights.state_dict[name].unflatten(0, (height, width, -1))
+        rows = torch.unflatten(weights.state_dict[name], 0, (height, width, -1))
         weights.state_dict[name] = rows.movedim(2, 0).flatten(0, 2).contiguous()
 
 
