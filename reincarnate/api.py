@@ -31,7 +31,7 @@ from reincarnate.replay import Replay, check_fits, memory_needed
 from reincarnate.runner import Run
 from reincarnate.students.student import get_student
 from reincarnate.teachers import measured
-from reincarnate.teachers.claims import agrees, parse_claim
+from reincarnate.teachers.claims import LEVEL, agrees, p_value, parse_claim
 from reincarnate.teachers.collect import Collected, Collection, collect
 from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
@@ -170,7 +170,7 @@ def evaluate_teacher(
     if explain == "never" or reported is None:
         return found
     diagnosis = None
-    if explain == "always" or found.agrees is not True:
+    if explain == "always" or p_value(returns, reported) <= LEVEL:
         diagnosis = diagnose(
             loaded,
             setting,

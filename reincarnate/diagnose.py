@@ -386,7 +386,8 @@ def _p_of_change(returns: Returns, measured: Returns) -> float:
         return float(returns.mean == measured.mean)
     if min(returns.n, measured.n) < 2:
         return 1.0
-    return float(scipy.stats.ttest_ind(returns.returns, measured.returns, equal_var=False).pvalue)
+    ours, theirs = ((each.mean, each.std, each.n) for each in (returns, measured))
+    return float(scipy.stats.ttest_ind_from_stats(*ours, *theirs, equal_var=False).pvalue)
 
 
 def _likelihood(returns: Returns, claim: Reported) -> float:
