@@ -37,6 +37,8 @@ from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import Backend, Returns, Wrappers
 
+#: When to find out why a return is not the claimed one.
+Explain = Literal["never", "if it differs", "always"]
 #: Formats whose Atari agents were trained behind wrappers that the gymnasium backend can build.
 _SOURCE_WRAPPERS: dict[str, Wrappers] = {"cleanrl": "cleanrl", "sb3": "sb3"}
 
@@ -133,7 +135,7 @@ def evaluate_teacher(
     seed: int = 1,
     device: str = "auto",
     claim: str | None = None,
-    explain: Literal["never", "if it differs", "always"] = "never",
+    explain: Explain = "never",
     announce: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> TeacherReturn:

@@ -14,7 +14,7 @@ import click
 from reincarnate.cli.group import main, print_result, say
 
 if TYPE_CHECKING:
-    from reincarnate.api import TeacherReturn
+    from reincarnate.api import Explain, TeacherReturn
     from reincarnate.diagnose import Diagnosis, Trial
 
 _PLAIN_WIDTH = 160  # columns of a table that goes to a file or a pipe
@@ -82,7 +82,7 @@ def teachers_eval(ref: str, as_json: bool, diagnose: bool, diagnose_always: bool
     """Play whole games: the raw return with its interval, beside what the card claims."""
     from reincarnate import api
 
-    explain = "always" if diagnose_always else "if it differs" if diagnose else "never"
+    explain: Explain = "always" if diagnose_always else "if it differs" if diagnose else "never"
     measured = api.evaluate_teacher(ref, announce=say, explain=explain, **options)
     print_result(measured.to_dict(), as_json, lambda: _measured(measured))
 
