@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
 import pickle
+import re
 import stat
 import struct
 import time
@@ -37,22 +39,37 @@ class Planted:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[Path]:
-    """What a bomb would create; and a bound on time and memory."""
-    resource = pytest.importorskip("resource")
-    path, start = tmp_path / "exploded", time.perf_counter()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, before[1]))
+    """What a bomb would create."""
+    path = tmp_path / "exploded"
     yield path
-    resource.setrlimit(resource.RLIMIT_AS, before)
     assert not path.exists()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """So that the limits below count reading alone."""
+    detect_and_read(writers.forge(tmp_path_factory.mktemp("first") / "m.zip"), CARTPOLE)
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """No more than 256 MiB of new memory and 20 seconds."""
+    resource = pytest.importorskip("resource")
+    start, before = time.perf_counter(), resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
     assert time.perf_counter() - start < 20.0
 
 
 def refused(path: Path, message: str, hints: Hints = CARTPOLE) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+    with bounded(), pytest.raises(UserError) as caught:
         detect_and_read(path, hints)
-    assert "\n" not in str(caught.value)
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert str(caught.value).isprintable()
     assert str(path.parent) in str(caught.value)
 
 
@@ -126,24 +143,23 @@ def test_two_members_of_one_name_refuse_it(tmp_path: Path, marker: Path, name: s
     refused(path, rf"m\.zip is not opened: 2 members named '{name}', expected one")
 
 
-@pytest.mark.parametrize(("name", "size"), [("policy.pth", 200 << 20), ("data", 15 << 20)])
+@pytest.mark.parametrize(("name", "size"), [("policy.pth", 40 << 20), ("data", 15 << 20)])
 def test_a_member_that_inflates_far_beyond_its_size_is_not_inflated(
     tmp_path: Path, marker: Path, name: str, size: int
 ) -> None:
     members = writers.members_of(writers.dqn_tensors(), writers.data_of()) | {name: b"\0" * size}
     path = writers.write_zip(tmp_path / "m.zip", members, zipfile.ZIP_DEFLATED)
-    del members
     assert path.stat().st_size < 1 << 20
     refused(path, rf"{name} claims to inflate [\d,]+ bytes to {size:,}")
 
 
 def test_a_bomb_that_no_policy_needs_is_left_alone(tmp_path: Path, marker: Path) -> None:
     members = writers.members_of(writers.dqn_tensors(), writers.data_of()) | {
-        "policy.optimizer.pth": b"\0" * (64 << 20)
+        "policy.optimizer.pth": b"\0" * (16 << 20)
     }
     path = writers.write_zip(tmp_path / "m.zip", members, zipfile.ZIP_DEFLATED)
-    del members
-    assert detect_and_read(path, CARTPOLE).spec.algorithm == "dqn"
+    with bounded():
+        assert detect_and_read(path, CARTPOLE).spec.algorithm == "dqn"
 
 
 def overwrite_sizes(path: Path, name: str, size: int) -> None:
@@ -175,7 +191,7 @@ def test_a_directory_of_millions_is_not_listed(tmp_path: Path, marker: Path) -> 
 def test_other_compressions_and_passwords_are_refused(tmp_path: Path, marker: Path) -> None:
     members = writers.members_of(writers.dqn_tensors(), writers.data_of())
     path = writers.write_zip(tmp_path / "m.zip", members, zipfile.ZIP_LZMA)
-    refused(path, r"is compressed as no model is")
+    refused(path, r"compressed in a way that models never are")
     path = writers.write_zip(tmp_path / "m.zip", members)
     content = bytearray(path.read_bytes())
     content[content.rfind(b"PK\x01\x02", 0, content.rfind(b"policy.pth")) + 8] |= 1
@@ -304,7 +320,11 @@ def test_an_unpacked_model_is_read_as_its_zip(tmp_path: Path) -> None:
             {"policy_kwargs": {"features_extractor_class": "<class '__main__.MyCnn'>"}},
             r"a features extractor of another kind \(__main__\.MyCnn\)",
         ),
-        (None, {"policy_class": {"__module__": "__main__"}}, r"a policy of another class \(__main__\)"),
+        (
+            None,
+            {"policy_class": {"__module__": "__main__"}},
+            r"a policy of somebody's own class \(__main__\)",
+        ),
         (
             writers.ppo_tensors(),
             {"policy_class": {"__module__": "sb3_contrib.common.maskable.policies"}},

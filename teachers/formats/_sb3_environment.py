@@ -99,8 +99,10 @@ def _current(path: Path, env_id: str, why: str) -> tuple[str, str]:
         is_atari = env_spec(current).kind == "atari"
     except UserError as error:
         raise UserError(f"{path}: {error} (from {why})") from None
-    if is_atari or current == env_id:
+    if is_atari:
         return env_id, why
+    if current.lower().startswith(env_id.lower()):  # the same, or without a version
+        return current, why
     return current, f"{why}; {current} in the place of {env_id}"
 
 
