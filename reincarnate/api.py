@@ -27,12 +27,13 @@ from reincarnate.diagnose import Diagnosis, Setting, diagnose
 from reincarnate.errors import UserError
 from reincarnate.evaluate import OutputsPolicy, evaluate
 from reincarnate.progress import Progress
-from reincarnate.replay import Replay, check_fits, memory_needed
+from reincarnate.replay import Buffer, Replay, storage
 from reincarnate.runner import Run
 from reincarnate.students.student import get_student
 from reincarnate.teachers import measured
 from reincarnate.teachers.claims import LEVEL, agrees, p_value, parse_claim
 from reincarnate.teachers.collect import Collected, Collection, collect
+from reincarnate.teachers.shared_data import exact_text
 from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import Backend, Returns, Wrappers
@@ -111,7 +112,7 @@ def run(
         if name in given:
             raise UserError(f"{name} is not a setting; pass it as --{name}")
     if given.get("collect.teacher_data"):  # found again from any folder on resume
-        given["collect.teacher_data"] = str(Path(given["collect.teacher_data"]).expanduser().absolute())
+        given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
     explores = not get_student(student).method.needs_teacher
     base = configuration.preset(preset, explores=explores, scratch=teacher is None)
     config = configuration.override(base, {"teacher": teacher, "student": student, **given})
@@ -254,15 +255,22 @@ def collect_teacher(
     collection = Collection.of(
         loaded, loaded.spec.env, settings, num_envs, "envpool", seeds.derive(seed, "collect")
     )
-    check_fits(memory_needed(loaded.spec.env, num_envs, agent_steps), where)
+    folder = Path(out) if out is not None else collection.folder
+    buffers = [Buffer(num_envs, agent_steps, folder)]
+    sizes, room = (
+        storage.sizes_of(loaded.spec.env, buffers),
+        storage.room_for(loaded.spec.env, buffers, where),
+    )
+    storage.choose("disk", sizes, room, where, "none")
     defaults = RunConfig().td
+    # Nothing is sampled here: the rows go to the artefact, and only the newest are held in memory.
     replay = Replay(
         loaded.spec.env,
         num_envs,
         agent_steps,
         n_step=defaults.n_step,
         discount=defaults.discount,
-        device=where,
+        frames_on_disk=True,
     )
     with (progress or Progress()).phase("collect", total=agent_steps, unit="agent steps") as bar:
         return collect(
@@ -271,7 +279,7 @@ def collect_teacher(
             replay,
             device=where,
             on_step=lambda done, mean: bar.update(done, **({} if mean is None else {"return": mean})),
-            folder=Path(out) if out is not None else None,
+            folder=folder,
         )
 
 

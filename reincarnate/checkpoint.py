@@ -84,6 +84,17 @@ class CheckpointFolder:
         self._store.load_into(replay)
         self._marks = replay.marks
 
+    def spill(self, replay: Replay) -> None:
+        """Give D_S's new rows to segments between two checkpoints, so that a buffer on disk has room again.
+
+        They count from the next checkpoint on; after a crash before it they are deleted.
+        """
+        self._append(replay)
+
+    def stored_bytes(self) -> int:
+        """Bytes of D_S's segments."""
+        return sum(path.stat().st_size for path in self._replay_folder.glob("rows-*.safetensors"))
+
     def _append(self, replay: Replay) -> list[dict[str, Any]]:
         """Write D_S's new rows, and list the segments that still hold rows of the ring."""
         if self._store is None:

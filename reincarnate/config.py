@@ -53,7 +53,7 @@ class CollectConfig:
     epsilon_start: float = 0.05  # of a Q-value teacher; a policy teacher samples
     epsilon_end: float = 0.05
     epsilon_decay_agent_steps: int = 1
-    teacher_data: str | None = None  # a folder that holds a D_T; collects nothing
+    teacher_data: str | None = None  # a D_T: a folder, or owner/name[@revision] on the Hub; collects nothing
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class SystemConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     buffer: Literal["auto", "ram", "cuda", "disk"] = "auto"
+    compress: Literal["none", "lz4", "zlib"] = "none"  # of frames in memory, without loss
     checkpoint_every_seconds: float = 300.0
 
 

@@ -8,7 +8,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -111,6 +111,82 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Event(Protocol):
+    """A point in a queue."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until the queue has reached it."""
+
+
+class Queue(Protocol):
+    """Work that a device does in order; work of two queues overlaps unless one waits for the other."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Append what ``work`` asks the device to do."""
+
+    def record(self) -> Event:
+        """A point after all work so far."""
+
+    def wait(self, event: Event) -> None:
+        """Let later work begin only when the other queue has reached ``event``; the host does not wait."""
+
+
+def learner_queue(device: torch.device) -> Queue:
+    """Where the learner's work goes: the stream that is current when something is appended."""
+    return _CudaQueue(None) if device.type == "cuda" else _HostQueue()
+
+
+def copy_queue(device: torch.device) -> Queue:
+    """A queue for copies that overlap with the learner's work."""
+    if device.type != "cuda":
+        return _HostQueue()
+    return _CudaQueue(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def host_memory(size_bytes: int, device: torch.device) -> Tensor:
+    """Zeros [size_bytes] uint8 on the host, from which ``device`` copies without waiting (pinned on CUDA)."""
+    return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+class _HostQueue:
+    """The CPU does at once what it is asked to do."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        work()
+
+    def record(self) -> Event:
+        return _Reached()
+
+    def wait(self, event: Event) -> None:
+        return None
+
+
+class _Reached:
+    def synchronize(self) -> None:
+        return None
+
+
+class _CudaQueue:
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._own = stream
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return self._own or torch.cuda.current_stream()
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def record(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)  # type: ignore[no-untyped-call]
+        return event
+
+    def wait(self, event: Event) -> None:
+        self._stream.wait_event(event)  # type: ignore[arg-type, no-untyped-call]
+
+
 class Step:
     """A function without arguments that the CPU calls and CUDA captures once and replays.
 
@@ -160,6 +236,8 @@ class Step:
         try:
             graph = torch.cuda.CUDAGraph()
             for generator in self._generators:
+                if generator.device.type != "cuda":  # draws outside the graph
+                    continue
                 register = getattr(graph, "register_generator_state", None)
                 if register is not None:
                     register(generator)

@@ -8,18 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from reincarnate import seeds
 from reincarnate.acting import parse_act_rule
 from reincarnate.config import EnvConfig, RunConfig
 from reincarnate.device import Precision, pick_device, tune
-from reincarnate.envs import env_spec
+from reincarnate.envs import env_spec, make_env
 from reincarnate.errors import UserError
-from reincarnate.replay import check_fits, memory_needed
+from reincarnate.replay import Sampler, storage
+from reincarnate.replay.frames import packed_frame_bytes
+from reincarnate.replay.memory import disk_needed
+from reincarnate.replay.storage import Buffer, Choice
 from reincarnate.runfiles import exact_reference
 from reincarnate.students.student import Student, StudentEntry, get_student
-from reincarnate.teachers.collect import read_teacher_data
+from reincarnate.teachers.collect import Collection
+from reincarnate.teachers.shared_data import TeacherData, find_teacher_data
 from reincarnate.teachers.teacher import Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import EnvSpec
@@ -33,12 +39,15 @@ _OVERRIDES = (
     "fire_reset",
     "max_agent_steps",
 )
+# Compressed frames are foreseen from these many of random play; later levels may be more crowded.
+_SAMPLED_FRAMES, _PACKED_MARGIN = 100, 2.0
 
 
 @dataclass(frozen=True)
 class Parts:
     """What :class:`reincarnate.runner.Run` is made of."""
 
+    config: RunConfig  # as given, but the teacher's data is named exactly
     spec: EnvSpec
     device: torch.device
     precision: Precision
@@ -46,6 +55,9 @@ class Parts:
     student: Student
     entry: StudentEntry
     generator: torch.Generator
+    sampler: Sampler
+    storage: Choice
+    teacher_data: Path | None  # a D_T that somebody made
 
 
 def prepare(
@@ -53,6 +65,8 @@ def prepare(
     announce: Callable[[str], None],
     precision: Precision | None = None,
     recorded: dict[str, Any] | None = None,
+    where: str | None = None,
+    folder: Path | None = None,
 ) -> Parts:
     """Load the teacher and build the student; everything a user can get wrong is refused here.
 
@@ -61,6 +75,8 @@ def prepare(
         announce: gets one line per thing worth saying.
         precision: of the run that is resumed; None chooses.
         recorded: ``teacher.json`` of the run that is resumed: exactly that file is loaded.
+        where: storage of the run that is resumed; None chooses.
+        folder: the run directory, if it is known yet.
 
     Raises:
         UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit.
@@ -77,15 +93,33 @@ def prepare(
         teacher.card = dataclasses.replace(teacher.card, ref=config.teacher)
         parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
     spec = environment(config.env, teacher)
-    _check_buffer(config.system.buffer, device)
+    data = None
     if config.collect.teacher_data is not None and teacher is not None and entry.method.offline:
-        read_teacher_data(Path(config.collect.teacher_data), teacher, spec)
-    _check_memory(config, entry, spec, device)
+        data = find_teacher_data(config.collect.teacher_data, teacher, spec, announce)
+        collect = dataclasses.replace(config.collect, teacher_data=data.exact)
+        config = dataclasses.replace(config, collect=collect)
+    buffers = _buffers(config, entry, spec, teacher, data, folder or Path("runs"))
+    chosen_storage = _choose_storage(config, spec, buffers, device, where, announce)
+    if data is not None:
+        data.fetch()
     generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
     chosen = precision or entry.choose_precision(config, spec, device)
     student = entry.factory(config, spec, device, chosen, generator)
     parse_act_rule(config.evaluate.student_act, student.outputs)
-    return Parts(spec, device, chosen, teacher, student, entry, generator)
+    sampler = Sampler(chosen_storage.device(device), seeds.derive(config.seed, "batches"))
+    return Parts(
+        config,
+        spec,
+        device,
+        chosen,
+        teacher,
+        student,
+        entry,
+        generator,
+        sampler,
+        chosen_storage,
+        data.folder if data else None,
+    )
 
 
 def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
@@ -121,19 +155,61 @@ def student_capacity(config: RunConfig) -> int:
     return min(config.online.replay_capacity_agent_steps, played)
 
 
-def _check_buffer(buffer: str, device: torch.device) -> None:
-    """Buffers live where the learner is; anything else is refused rather than ignored."""
-    home = "cuda" if device.type == "cuda" else "ram"
-    if buffer not in ("auto", home):
-        raise UserError(
-            f"system.buffer={buffer} is not available with device {device}: buffers are held in the "
-            f"learner's memory ({home}); use --buffer auto"
+def _buffers(
+    config: RunConfig,
+    entry: StudentEntry,
+    spec: EnvSpec,
+    teacher: Teacher | None,
+    data: TeacherData | None,
+    folder: Path,
+) -> list[Buffer]:
+    """What the run will hold, one after the other: D_T, then D_S."""
+    envs, backend = config.env.num_envs, config.env.backend
+    student = folder / "checkpoint" / "student-data"
+    buffers = [Buffer(envs, student_capacity(config), student)]
+    if data is not None:
+        shared = data.collection
+        whole = disk_needed(spec, shared.num_envs, shared.agent_steps)
+        buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, whole))
+    elif entry.method.offline and teacher is not None:
+        seed = seeds.derive(config.seed, "collect")
+        collection = Collection.of(teacher, spec, config.collect, envs, backend, seed)
+        buffers.append(Buffer(envs, config.collect.agent_steps, collection.folder))
+    return buffers
+
+
+def _choose_storage(
+    config: RunConfig,
+    spec: EnvSpec,
+    buffers: list[Buffer],
+    device: torch.device,
+    where: str | None,
+    announce: Callable[[str], None],
+) -> Choice:
+    """Where the buffers live, announced; what does not fit is refused."""
+    compression = config.system.compress
+    packed = None
+    if compression != "none":
+        packed = _PACKED_MARGIN * packed_frame_bytes(_sample_frames(config, spec), compression)
+    sizes = storage.sizes_of(spec, buffers, packed)
+    room = storage.room_for(spec, buffers, device)
+    choice = storage.choose(where or config.system.buffer, sizes, room, device, compression)
+    announce(choice.line)
+    if choice.storage != "disk" and room.disk is not None and room.disk < 0:
+        announce(
+            f"warning: the teacher's data and the checkpoints grow by {storage.gigabytes(-room.disk)} more "
+            "than the disk has room for; free some, or collect fewer steps"
         )
+    return choice
 
 
-def _check_memory(config: RunConfig, entry: StudentEntry, spec: EnvSpec, device: torch.device) -> None:
-    """D_T and D_S are never held at once, so the larger one counts."""
-    sizes = [student_capacity(config)]
-    if entry.method.offline:
-        sizes.append(config.collect.agent_steps)
-    check_fits(max(memory_needed(spec, config.env.num_envs, size) for size in sizes), device)
+def _sample_frames(config: RunConfig, spec: EnvSpec) -> npt.NDArray[Any]:
+    """Frames of random play, to see how far they can be compressed."""
+    rng = np.random.default_rng(0)
+    frames = []
+    with make_env(spec, 1, 0, config.env.backend) as env:
+        step = env.reset()
+        for _ in range(_SAMPLED_FRAMES):
+            frames.append(step.obs[0, -1] if spec.kind == "atari" else step.obs[0])
+            step = env.step(rng.integers(0, spec.num_actions, 1))
+    return np.stack(frames)

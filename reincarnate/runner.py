@@ -49,6 +49,7 @@ class Run:
         self._coefficient: DistillCoefficient | None = None
         self._teacher_data: Replay | None = None
         self._student_data: Replay | None = None
+        self._storage, self._teacher_data_folder = parts.storage, parts.teacher_data
         self.stage = Stage(
             config=config,
             folder=folder,
@@ -59,6 +60,7 @@ class Run:
             student=parts.student,
             entry=parts.entry,
             generator=parts.generator,
+            sampler=parts.sampler,
             progress=progress,
             logger=RunLogger(folder),
             curves=Curves(),
@@ -78,7 +80,8 @@ class Run:
         """
         if folder is not None:
             runfiles.refuse_used(folder)
-        parts = prepare.prepare(config, announce=progress.say)
+        parts = prepare.prepare(config, announce=progress.say, folder=folder)
+        config = parts.config
         plan = _estimate(config, parts)  # makes the first environments, which may be refused too
         folder = folder or runfiles.free_folder(parts.spec.env_id, config)
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,14 +119,19 @@ class Run:
         checkpoints = CheckpointFolder(folder)
         state = checkpoints.load(torch.device("cpu"))[0] if checkpoints.exists() else None
         parts = prepare.prepare(
-            config, announce=progress.say, precision=state["precision"] if state else None, recorded=recorded
+            config,
+            announce=progress.say,
+            precision=state["precision"] if state else None,
+            recorded=recorded,
+            where=state.get("storage") if state else None,
+            folder=folder,
         )
         if recorded and parts.teacher:
             runfiles.check_same_teacher(folder, recorded, parts.teacher.card.sha256)
         if state:
             _check_same_device(folder, state["device"], parts.device)
             RunLogger.rewind(folder, state["tensorboard"])
-        run = cls(config, folder, progress, parts, lock)
+        run = cls(parts.config, folder, progress, parts, lock)
         if state:
             run._restore()
         progress.say(f"resuming {folder} after {', '.join(run._finished) or 'nothing finished'}")
@@ -222,8 +230,8 @@ class Run:
         teacher = stage.teacher
         if teacher is None:
             raise UserError(f"student {config.student!r} trains on a teacher's data: pass --teacher")
-        if config.collect.teacher_data is not None:
-            return load_teacher_data(Path(config.collect.teacher_data), self._new_replay, teacher, stage.spec)
+        if self._teacher_data_folder is not None:
+            return load_teacher_data(self._teacher_data_folder, self._new_replay, teacher, stage.spec)
         collection = Collection.of(
             teacher,
             stage.spec,
@@ -245,7 +253,9 @@ class Run:
             )
 
     def _new_student_data(self) -> Replay:
-        return self._new_replay(self.config.env.num_envs, prepare.student_capacity(self.config))
+        replay = self._new_replay(self.config.env.num_envs, prepare.student_capacity(self.config))
+        replay.spill = self._checkpoints.spill
+        return replay
 
     def _new_replay(self, num_envs: int, capacity_agent_steps: int) -> Replay:
         td = self.config.td
@@ -255,7 +265,9 @@ class Run:
             capacity_agent_steps,
             n_step=td.n_step,
             discount=td.discount,
-            device=self.stage.device,
+            device=self._storage.device(self.stage.device),
+            frames_on_disk=self._storage.storage == "disk",
+            compression=self.config.system.compress,
         )
 
     def _set_returns(self, teacher: Returns | None = None, random: Returns | None = None) -> None:
@@ -287,10 +299,12 @@ class Run:
             "curves": self.stage.curves.to_dict(),
             "tensorboard": self.stage.logger.sizes(),
             "precision": self.stage.precision,
+            "storage": self._storage.storage,
         }
         tensors = {
             "student": self.stage.student.state_dict(),
             "generator": self.stage.generator.get_state(),
+            "sampler": self.stage.sampler.get_state(),
         }
         self._checkpoints.save(state, tensors, self._student_data)
         self.stage.curves.save(self.folder / "curves.json")
@@ -312,6 +326,8 @@ class Run:
         )
         self.stage.student.load_state_dict(tensors["student"])
         self.stage.generator.set_state(tensors["generator"].cpu())
+        if "sampler" in tensors:  # not in checkpoints of before buffers had random numbers of their own
+            self.stage.sampler.set_state(tensors["sampler"].cpu())
         if state["coefficient"]:
             self._coefficient = phases.make_coefficient(self.stage)
             if self._coefficient:

@@ -125,7 +125,8 @@ def collect(
 
     Args:
         teacher: on ``device``.
-        replay: empty, with a lane per environment and room for the collection; frozen on return.
+        replay: empty, with a lane per environment and room for the collection; frozen on return. If its
+            frames are on disk, they are in the artefact itself.
         checkpoint: asked after every vector step whether to write a segment now.
         on_step: progress; may raise to stop: what was collected is written first.
         folder: where D_T lives; the cache unless given.
@@ -138,38 +139,43 @@ def collect(
     with _locked(folder, lambda: on_step(0, None)):
         artefact = _Artefact(folder, collection)
         artefact.load_into(replay)
+        replay.spill = artefact.spill
         reused = artefact.complete
         if not reused:
             _grow(teacher, collection, replay, artefact, device, checkpoint, on_step)
+    replay.spill = None
     replay.freeze()
     return Collected(replay, folder, replay.agent_steps, reused, tuple(artefact.game_returns))
 
 
-def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec) -> Collection:
+def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec, name: str | None = None) -> Collection:
     """What the D_T in ``folder`` was made of, if ``teacher`` made it in ``env``; reads only the manifest.
+
+    ``name`` is what errors call it; the folder unless given.
 
     Raises:
         UserError: no complete D_T there, damaged, or made with another teacher or environment.
     """
+    what = name or str(folder)
     manifest = files.read_json(folder / "manifest.json")
     try:
         values = manifest["collection"]
         collection = Collection(**(values | {"env": EnvSpec.from_dict(values["env"])}))
         complete = manifest["complete"] and manifest["format"] == FORMAT
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{folder} holds no teacher data of a known format; collect it again") from None
+        raise UserError(f"{what} holds no teacher data of a known format; collect it again") from None
     if not complete:
-        raise UserError(f"{folder} holds an unfinished collection; run the collection again to complete it")
+        raise UserError(f"{what} holds an unfinished collection; run the collection again to complete it")
     if collection.teacher_sha256 != teacher.card.sha256:
         raise UserError(
-            f"{folder} was collected with another teacher (sha256 {collection.teacher_sha256[:12]}..., "
+            f"{what} was collected with another teacher (sha256 {collection.teacher_sha256[:12]}..., "
             f"this one has {teacher.card.sha256[:12]}...); pass the matching --teacher or collect it again"
         )
     theirs, ours = collection.env.to_dict(), env.to_dict()
     differing = [f"{name}={theirs[name]} (run: {ours[name]})" for name in ours if theirs[name] != ours[name]]
     if differing:
         raise UserError(
-            f"{folder} was collected in another environment: {', '.join(differing)}; collect it again"
+            f"{what} was collected in another environment: {', '.join(differing)}; collect it again"
         )
     return collection
 
@@ -217,6 +223,10 @@ class _Artefact:
     def load_into(self, replay: Replay) -> None:
         self._store.load_into(replay)
         self._marks = replay.marks
+
+    def spill(self, replay: Replay) -> None:
+        """Write what is new, so that a buffer on disk has room again."""
+        self.append(replay, complete=False)
 
     def append(self, replay: Replay, complete: bool) -> None:
         """Write what is new as a segment, then the manifest that counts it."""

@@ -30,7 +30,7 @@ from huggingface_hub import (
     snapshot_download,
 )
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.hf_api import ModelInfo, RepoSibling
+from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoSibling
 
 from reincarnate import files
 from reincarnate.errors import UserError
@@ -183,17 +183,19 @@ def _companions(
     return Companions(tuple(siblings), path_of)
 
 
-def _commit_of(info: ModelInfo, repo: str) -> str:
+def _commit_of(info: ModelInfo | DatasetInfo, repo: str) -> str:
     if not _COMMIT.fullmatch(info.sha or ""):
         raise UserError(f"{constants.ENDPOINT} names no commit for {repo}; is HF_ENDPOINT really a Hub?")
     return str(info.sha)
 
 
-def _fetch(reference: Reference, repo: str, sibling: RepoSibling, commit: str, say: Announce) -> Path:
+def _fetch(
+    reference: Reference, repo: str, sibling: RepoSibling, commit: str, say: Announce, kind: str = "model"
+) -> Path:
     """Download one file, or find it in the cache, and check it; a damaged one is downloaded once more."""
     name = sibling.rfilename
-    call = functools.partial(hf_hub_download, repo, name, revision=commit)
-    if not (_repo_folder(repo) / "snapshots" / commit / name).exists():
+    call = functools.partial(hf_hub_download, repo, name, revision=commit, repo_type=kind)
+    if not (_repo_folder(repo, kind) / "snapshots" / commit / name).exists():
         say(f"downloading {name}{_size(sibling)} from {repo} at {commit[:12]}")
     path = Path(_ask(call, reference, repo, name))
     if _intact(path, sibling):
@@ -230,14 +232,14 @@ def _size(sibling: RepoSibling) -> str:
     return f" ({sibling.size / 1e6:.1f} MB)" if sibling.size >= 1e6 else f" ({sibling.size / 1e3:.1f} kB)"
 
 
-def _repo_folder(repo: str) -> Path:
+def _repo_folder(repo: str, kind: str = "model") -> Path:
     """The client's cache of a repository: ``refs/<revision>`` hold commits, ``snapshots/<commit>`` files."""
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type=kind)
 
 
-def _remember(repo: str, revision: str | None, commit: str) -> None:
+def _remember(repo: str, revision: str | None, commit: str, kind: str = "model") -> None:
     """Note which commit a branch or tag was; the client does not where a download names the commit itself."""
-    ref = _repo_folder(repo) / "refs" / (revision or constants.DEFAULT_REVISION)
+    ref = _repo_folder(repo, kind) / "refs" / (revision or constants.DEFAULT_REVISION)
     if _COMMIT.fullmatch(ref.name):
         return
     with contextlib.suppress(OSError):  # a cache that is read-only still serves
@@ -252,10 +254,10 @@ def _announce_change(repo: str, revision: str | None, commit: str, say: Announce
         say(f"{repo} has changed on the Hub: commit {commit[:12]} now, {before.name[:12]} in the cache")
 
 
-def _snapshot(repo: str, revision: str | None) -> Path | None:
+def _snapshot(repo: str, revision: str | None, kind: str = "model") -> Path | None:
     """Folder of the cached commit of a revision, if it holds files; its name is the commit."""
     try:
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+        folder = Path(snapshot_download(repo, revision=revision, repo_type=kind, local_files_only=True))
     except errors.LocalEntryNotFoundError as error:
         partial = getattr(error, "snapshot_path", None)  # some of its files may be there all the same
         if partial is None:

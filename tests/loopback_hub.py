@@ -7,6 +7,8 @@ It speaks the part of the Hub's HTTP protocol that the client's downloads use:
 - ``HEAD | GET /{repo}/resolve/{rev}/{file}``: small text files directly, with ``ETag`` (git's blob hash),
   ``X-Repo-Commit`` and ``Content-Length``; large or binary files as a 302 to a second server on another port,
   as the Hub sends clients to its CDN, with ``X-Linked-Etag`` (SHA-256) and ``X-Linked-Size``. Ranges work.
+- The same of a dataset: ``/api/datasets/...``, ``/datasets/{repo}/resolve/...``; ``datasets/owner/name`` is
+  its key among the repositories.
 - 307 for renamed repositories; 404 with ``X-Error-Code``; 401 for repositories that are absent or private
   (the Hub does not tell them apart), 403 for gated ones.
 - Uploads, by plain LFS (``loopback_upload``): creating repositories and branches, and commits.
@@ -354,13 +356,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_blob(self.server.hub.blobs[path.removeprefix("/blob/")], {})
         elif path.startswith("/api/models/"):
             self._api(path.removeprefix("/api/models/"))
+        elif path.startswith("/api/datasets/"):
+            self._api(path.removeprefix("/api/datasets/"), "datasets/")
         elif "/resolve/" in path:
             self._resolve(path[1:])
         raise _error(404, None, "Not Found")
 
-    def _api(self, rest: str) -> None:
+    def _api(self, rest: str, prefix: str = "") -> None:
         owner, name, *action = rest.split("/")
-        repository = self._repository(f"{owner}/{name}", gate=False)
+        repository = self._repository(f"{prefix}{owner}/{name}", gate=False)
         kind, revision = (action[0], "/".join(action[1:])) if action else ("revision", "main")
         commit = self._commit(repository, revision)
         files = repository.commits[commit]

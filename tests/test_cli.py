@@ -313,7 +313,11 @@ def test_a_hub_repository_that_does_not_exist_is_one_line(tmp_path: Path) -> Non
         (["--teacher", TEACHER, "--collect-steps", "0"], "collect.agent_steps must be greater than 0"),
         (["--teacher", TEACHER, "--set", "preset=quick"], "preset is not a setting"),
         (["--teacher", TEACHER, "--set", "env.sticky_probability=0.25"], "does not apply to CartPole-v1"),
-        (["--teacher", TEACHER, "--buffer", "disk"], "use --buffer auto"),
+        (["--teacher", TEACHER, "--buffer", "cuda", "--device", "cpu"], "use --buffer auto"),
+        (
+            ["--teacher", TEACHER, "--buffer", "disk", "--set", "system.compress=zlib"],
+            "leave one of them out",
+        ),
         (["--teacher", TEACHER, "--teacher-data", "no/such/data"], "manifest.json does not exist"),
     ],
 )

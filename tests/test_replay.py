@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.util
 import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -12,20 +17,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reincarnate.replay import Replay, RowBatch, table
+from reincarnate.replay import Replay, RowBatch, memory, store, table
 from reincarnate.replay.index import LaneIndex
 from reincarnate.replay.memory import LaneSize
 from reincarnate.replay.rows import EXECUTED, GAME_START
+from reincarnate.replay.store import SegmentStore
 from reincarnate.types import EnvSpec
 
 from replay_oracle import Lane, Odds, Oracle, assert_same
 
 PIXELS = EnvSpec("Breakout-v5", "atari", num_actions=3, obs_shape=(4, 2, 3))
+NEEDS_LZ4 = pytest.mark.skipif(importlib.util.find_spec("lz4") is None, reason="lz4 is not installed")
 VECTOR = EnvSpec("CartPole-v1", "vector", num_actions=2, obs_shape=(3,))
 
 
-def make_oracle(spec: EnvSpec, num_lanes: int, capacity: int, n_step: int, seed: int, odds: Odds) -> Oracle:
-    replay = Replay(spec, num_lanes, capacity, n_step=n_step, discount=0.9)
+def make_oracle(
+    spec: EnvSpec, num_lanes: int, capacity: int, n_step: int, seed: int, odds: Odds, **storage
+) -> Oracle:
+    replay = Replay(spec, num_lanes, capacity, n_step=n_step, discount=0.9, **storage)
     share = -(-capacity // num_lanes)
     spare = -(-share // 8) if spec.kind == "atari" else share
     longest = share + spare + spec.frame_stack + n_step
@@ -78,6 +87,77 @@ def test_every_transition_equals_the_oracle(shared, world, moves):
         for part in range(3):
             play(oracle, moves, seed=world["seed"] + part)
             oracle.check()
+
+
+@contextlib.contextmanager
+def oracle_on_disk(world: dict, tail_rows: int, segment_rows: int) -> Iterator[tuple[Oracle, SegmentStore]]:
+    """An oracle whose replay has its frames in segments, and very few of them in memory."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(memory, "TAIL_ROWS", tail_rows):
+        oracle, segments = make_oracle(**world, frames_on_disk=True), SegmentStore(Path(folder))
+        marks = oracle.replay.marks
+
+        def spill(replay: Replay) -> None:
+            nonlocal marks
+            with mock.patch.object(store, "SEGMENT_ROWS", segment_rows):
+                marks = segments.append_new(replay, marks)
+            segments.discard_before(replay.oldest)
+            segments.sweep()
+
+        oracle.replay.spill = spill
+        yield oracle, segments
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(world=worlds, moves=st.integers(1, 60), tail=st.integers(4, 30), segment=st.integers(1, 30))
+def test_every_transition_on_disk_equals_the_oracle(world, moves, tail, segment):
+    with oracle_on_disk(world, tail, segment) as (oracle, segments):
+        for part in range(3):
+            play(oracle, moves, seed=world["seed"] + part)
+            oracle.check()
+        frames = oracle.replay._frames
+        assert frames.mapped_files <= len(segments.records)  # nothing that was overwritten is kept open
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(world=worlds, moves=st.integers(1, 60), tail=st.integers(4, 30), segment=st.integers(1, 30))
+def test_segments_are_mapped_again_and_never_rewritten(world, moves, tail, segment):
+    with oracle_on_disk(world, tail, segment) as (oracle, segments):
+        play(oracle, moves, seed=world["seed"])
+        oracle.replay.spill(oracle.replay)
+        files = {path: path.stat().st_mtime_ns for path in segments._folder.iterdir()}
+        loaded, plain = make_oracle(**world, frames_on_disk=True).replay, make_oracle(**world).replay
+        segments.load_into(loaded)
+        segments.load_into(plain)
+        assert_equal_replays(loaded, plain)
+        assert {path: path.stat().st_mtime_ns for path in segments._folder.iterdir()} == files
+        assert loaded._frames.room == tail  # no frame is in memory
+        loaded.spill, oracle.replay = oracle.replay.spill, loaded
+        play(oracle, moves, seed=world["seed"] + 1)
+        oracle.check()
+
+
+@pytest.mark.parametrize("compression", ["zlib", pytest.param("lz4", marks=NEEDS_LZ4)])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(world=worlds, moves=st.integers(1, 60))
+def test_every_compressed_transition_equals_the_oracle(compression, world, moves):
+    oracle = make_oracle(**world, compression=compression)
+    for part in range(3):
+        play(oracle, moves, seed=world["seed"] + part)
+        oracle.check()
+
+
+def test_a_full_tail_without_a_store_is_an_error(monkeypatch):
+    monkeypatch.setattr(memory, "TAIL_ROWS", 3)
+    replay = Replay(PIXELS, 1, 20, n_step=1, discount=0.9, frames_on_disk=True)
+    feed(replay, START, GO, GO)
+    with pytest.raises(RuntimeError, match="tail is full"):
+        feed(replay, GO)
+
+
+@pytest.mark.parametrize("changes", [{"compression": "zlib"}, {"device": "meta"}])
+def test_frames_on_disk_are_the_hosts_and_not_compressed(changes):
+    with pytest.raises(ValueError, match="in the host's memory only"):
+        Replay(PIXELS, 1, 20, n_step=1, discount=0.9, frames_on_disk=True, **changes)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

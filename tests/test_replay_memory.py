@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
-from reincarnate.errors import UserError
-from reincarnate.replay import Replay, RowBatch, check_fits, memory, memory_needed
+from reincarnate.replay import Replay, RowBatch, memory, memory_needed
 from reincarnate.types import EnvSpec
 
 ATARI = EnvSpec("Breakout-v5", "atari", num_actions=18, obs_shape=(4, 84, 84))
@@ -31,6 +29,21 @@ def long_game(replay: Replay, steps: int) -> None:
             epsilon=zeros,
         )
         replay.add(np.arange(n), rows)
+
+
+def test_beside_a_disk_little_memory_is_needed():
+    """Ten million transitions: 72 GB on disk, 1.2 GB of other columns and the tail in memory."""
+    beside = memory.memory_beside_disk(ATARI, 8, 10_000_000)
+    assert 1.1e9 < beside < 1.7e9
+    assert memory.disk_needed(ATARI, 8, 10_000_000) > 70e9
+    assert memory.memory_packed(ATARI, 8, 10_000_000, 400.0) < 6e9
+
+
+def test_the_room_of_a_folder_that_is_not_there_yet(tmp_path):
+    free = memory.disk_available(tmp_path / "runs" / "new")
+    assert free is not None
+    assert free > 1e6
+    assert memory.disk_of(tmp_path / "runs") == tmp_path.stat().st_dev
 
 
 def held_bytes(replay: Replay, rows: int) -> int:
@@ -62,18 +75,6 @@ def test_memory_needed_is_what_is_allocated():
     allocated = len(replay._frames.tensor) * replay.bytes_per_transition
     assert memory_needed(ATARI, 8, 800, n_step=3) == allocated
     assert memory_needed(ATARI, 8, 1_000_000) < 1.13 * 7200 * 1_000_000
-
-
-def test_too_large_a_buffer_is_refused_with_both_sizes(monkeypatch):
-    monkeypatch.setattr(memory, "memory_available", lambda device: 3_000_000_000)
-    check_fits(2_999_999_999, "cpu")
-    with pytest.raises(UserError, match=r"^D_T needs 7.15 GB on cpu but 3.00 GB are free; ask for a smaller"):
-        check_fits(7_150_000_000, torch.device("cpu"), "D_T")
-
-
-def test_unknown_free_memory_refuses_nothing(monkeypatch):
-    monkeypatch.setattr(memory, "memory_available", lambda device: None)
-    check_fits(10**18, "cpu")
 
 
 def test_free_memory_of_this_machine_is_plausible():

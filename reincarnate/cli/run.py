@@ -46,9 +46,15 @@ RUN_OPTIONS: dict[str, str] = {
 @click.option("--device", metavar="auto|cpu|cuda")
 @click.option("--precision", metavar="auto|fp32|bf16")
 @click.option(
-    "--buffer", metavar="auto|ram|cuda|disk", help="Where buffers are held; so far: with the learner."
+    "--buffer",
+    metavar="auto|ram|cuda|disk",
+    help="Where buffers are held; auto: where they fit, fastest first.",
 )
-@click.option("--teacher-data", metavar="PATH", help="Use this D_T instead of collecting one.")
+@click.option(
+    "--teacher-data",
+    metavar="PATH|OWNER/NAME",
+    help="Use this D_T, a folder or a Hub dataset, instead of collecting one.",
+)
 @click.option(
     "--act", metavar="RULE", help="Teacher's acting rule when evaluated: auto, greedy, sample, epsilon=X."
 )

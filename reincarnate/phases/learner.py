@@ -11,7 +11,7 @@ from reincarnate import schedules
 from reincarnate.acting import default_temperature
 from reincarnate.device import Step
 from reincarnate.phases.stage import Stage
-from reincarnate.replay import Replay
+from reincarnate.replay import Replay, make_feed
 
 #: Updates whose metrics are added up on the device before the host reads their mean.
 UPDATES_PER_FLUSH = 50
@@ -21,14 +21,16 @@ class Learner:
     """Owns sampling, the coefficient and the metrics; the student owns the gradient step."""
 
     def __init__(self, stage: Stage, replay: Replay, distill: bool) -> None:
-        self._stage, self._replay = stage, replay
+        self._stage = stage
+        batch_size = stage.config.optimizer.batch_size
+        self._feed = make_feed(replay, batch_size, stage.sampler, stage.device)
         self._distill = distill
         self._temperature = _teacher_temperature(stage)
         self._m = torch.zeros((), device=stage.device)
         self._sums: dict[str, Tensor] = {}
         self._count = 0
         self._forgotten: frozenset[str] = frozenset()
-        self._step = Step(self._update, stage.device, [stage.generator])
+        self._step = Step(self._update, stage.device, [stage.generator, stage.sampler.generator])
 
     def set_coefficient(self, m: float) -> None:
         """m of the next updates, and the learning rate that goes with it."""
@@ -39,8 +41,13 @@ class Learner:
             schedules.learning_rate(m, high, low) if self._distill else high
         )
 
+    def expect(self, updates: int) -> None:
+        """The buffer does not change before ``updates`` more updates."""
+        self._feed.expect(updates)
+
     def __call__(self) -> None:
         """One update."""
+        self._feed.advance()
         self._step()
         self._count += 1
 
@@ -74,7 +81,7 @@ class Learner:
         return means
 
     def _update(self) -> None:
-        batch = self._replay.sample(self._stage.config.optimizer.batch_size, self._stage.generator)
+        batch = self._feed.batch()
         log_policy = None
         if self._distill:
             log_policy = torch.log_softmax(batch.teacher_outputs / self._temperature, dim=1)

@@ -35,6 +35,7 @@ def offline(stage: Stage, replay: Replay, state: OfflineState) -> None:
         )
     learner = Learner(stage, replay, stage.entry.method.distill)
     learner.set_coefficient(1.0)
+    learner.expect(config.updates - state.updates)
     clock = PhaseClock(state)
     with stage.progress.phase("offline", total=config.updates, unit="updates", done=state.updates) as bar:
         numbers = {"G_T": stage.teacher_return.mean} if stage.teacher_return else {}

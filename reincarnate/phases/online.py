@@ -125,6 +125,7 @@ class _Online:
         if not self._replay.can_sample():
             return
         due = (state.agent_steps - config.learning_starts_agent_steps) // config.agent_steps_per_update
+        self._learner.expect(max(0, due - state.updates))
         while state.updates < due:
             self._learner()
             state.updates += 1

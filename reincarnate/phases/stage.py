@@ -16,6 +16,7 @@ from reincarnate.curves import Curves
 from reincarnate.device import Precision
 from reincarnate.logger import RunLogger
 from reincarnate.progress import Progress
+from reincarnate.replay import Sampler
 from reincarnate.students.student import Student, StudentEntry
 from reincarnate.teachers.formats import save_native
 from reincarnate.teachers.teacher import Reported, Teacher, TeacherSpec
@@ -39,6 +40,7 @@ class Stage:
     student: Student
     entry: StudentEntry
     generator: torch.Generator  # of the learner and the actors, on the device
+    sampler: Sampler  # draws batches, where the buffers are
     progress: Progress
     logger: RunLogger
     curves: Curves

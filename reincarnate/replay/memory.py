@@ -1,20 +1,24 @@
-"""How much memory a replay takes, and whether the machine has it."""
+"""How much memory and disk a replay takes, and how much the machine has."""
 
 from __future__ import annotations
 
 import math
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from reincarnate.errors import UserError
 from reincarnate.replay.rows import INTEGERS, TEACHER
 from reincarnate.types import EnvSpec
 
+#: Rows that a buffer on disk keeps in memory before they go to a segment, and rows of a segment.
+TAIL_ROWS = 8192
+
 # Per row on the host: its place in a queue (8), need, leaving count and whether it was executed (1 each).
 _INDEX_BYTES = 11
+_ADDRESS_BYTES = 8  # per row, where its frame is on disk
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,14 @@ def lane_size(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, n_step: i
     return LaneSize(share + reach, share + episodes + reach, reach)
 
 
+def frame_bytes(spec: EnvSpec) -> int:
+    """Bytes of one frame as the environment gives it."""
+    return math.prod(spec.frame_shape) * spec.obs_dtype.itemsize
+
+
 def row_bytes(spec: EnvSpec) -> int:
     """Bytes of one row in all columns, bookkeeping included."""
-    frame = math.prod(spec.frame_shape) * spec.obs_dtype.itemsize
-    return frame + 4 * (TEACHER + spec.num_actions) + 2 * INTEGERS + _INDEX_BYTES
+    return frame_bytes(spec) + 4 * (TEACHER + spec.num_actions) + 2 * INTEGERS + _INDEX_BYTES
 
 
 def memory_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, *, n_step: int = 1) -> int:
@@ -50,6 +58,24 @@ def memory_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, *, n_
     return lane_size(spec, num_envs, capacity_agent_steps, n_step).longest * num_envs * row_bytes(spec)
 
 
+def disk_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int) -> int:
+    """Bytes of the segments of a full replay: what its checkpoints take, and where its frames are on disk."""
+    return lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs * row_bytes(spec)
+
+
+def memory_beside_disk(spec: EnvSpec, num_envs: int, capacity_agent_steps: int) -> int:
+    """Bytes of memory of a replay whose frames are on disk: the other columns, and the newest frames."""
+    rows = lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs
+    # Writing a segment takes two copies of the tail.
+    return rows * (row_bytes(spec) - frame_bytes(spec) + _ADDRESS_BYTES) + 3 * TAIL_ROWS * row_bytes(spec)
+
+
+def memory_packed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, packed_frame_bytes: float) -> int:
+    """Bytes of a replay whose frames take ``packed_frame_bytes`` each when compressed."""
+    rows = lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs
+    return math.ceil(rows * (row_bytes(spec) - frame_bytes(spec) + packed_frame_bytes))
+
+
 def memory_available(device: torch.device) -> int | None:
     """Free bytes on the device, a container's limit considered; None where nobody tells."""
     if device.type != "cpu":
@@ -58,23 +84,21 @@ def memory_available(device: torch.device) -> int | None:
     return min(free, default=None)
 
 
-def check_fits(needed: int, device: torch.device | str, what: str = "the replay buffer") -> None:
-    """Refuse before hours of work what would run out of memory in the middle of it.
-
-    Raises:
-        UserError: ``needed`` bytes are more than the device has free.
-    """
-    device = torch.device(device)
-    available = memory_available(device)
-    if available is not None and needed > available:
-        raise UserError(
-            f"{what} needs {_gigabytes(needed)} on {device} but {_gigabytes(available)} are free; "
-            "ask for a smaller capacity or free some memory"
-        )
+def disk_available(folder: Path) -> int | None:
+    """Free bytes of the disk that holds ``folder``, or will once it is made; None where nobody tells."""
+    try:
+        return shutil.disk_usage(_existing(folder)).free
+    except OSError:
+        return None
 
 
-def _gigabytes(amount: int) -> str:
-    return f"{amount / 1e9:.2f} GB"
+def disk_of(folder: Path) -> int:
+    """A number that two folders on one disk share."""
+    return _existing(folder).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
 def _system_free(meminfo: Path = Path("/proc/meminfo")) -> int | None:

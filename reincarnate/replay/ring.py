@@ -6,14 +6,17 @@ bit. Lanes advance on their own, so asynchronous environments can add their rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reincarnate.replay import memory, sampling
+from reincarnate.replay.frames import Compression, DiskFrames, Frames, PackedFrames, open_frames
 from reincarnate.replay.index import Completed, Ints, LaneIndex
+from reincarnate.replay.mapped import MappedFile
 from reincarnate.replay.rows import (
     ACTION,
     DISCOUNT,
@@ -32,6 +35,7 @@ from reincarnate.replay.rows import (
     column_names,
     float_block,
     integer_block,
+    numpy_dtype,
     off_host,
     on_host,
     pack_flags,
@@ -48,12 +52,18 @@ class Replay:
     oldest rows. The last observation of an episode takes a row without being an agent step, so the ring is
     longer than the capacity by as many rows as it met then; on the CPU, rows never used take no memory.
 
+    Frames are held ``plain`` in the device's memory, ``packed`` there without loss (on the CPU), or on
+    ``disk``: then in the segments of a :class:`~reincarnate.replay.store.SegmentStore`, but for the newest.
+    All three give the same batches. :attr:`spill` writes segments when there are too many new frames.
+
     Attributes:
         spec: environments the rows come from.
         num_envs: N lanes.
         capacity: agent steps that fit, at least, at the density of episodes seen when it first filled up.
         n_step, discount: what :meth:`sample` returns; not part of the stored rows.
         device: where the tables and the batches are.
+        frames_on_disk: whether frames are in segments.
+        spill: for frames on disk, called with the buffer when the tail is full; gives a store all new rows.
     """
 
     def __init__(
@@ -65,6 +75,8 @@ class Replay:
         n_step: int,
         discount: float,
         device: torch.device | str = "cpu",
+        frames_on_disk: bool = False,
+        compression: Compression = "none",
     ) -> None:
         if num_envs < 1 or capacity_agent_steps < 1 or n_step < 1:
             raise ValueError("num_envs, capacity_agent_steps and n_step must be at least 1")
@@ -76,7 +88,9 @@ class Replay:
             num_envs, capacity_agent_steps, size, stack=spec.frame_stack, n_step=n_step, discount=discount
         )
         rows = size.longest * num_envs
-        self._frames = Table((rows, *spec.frame_shape), spec.obs_dtype, self.device)
+        self.frames_on_disk = frames_on_disk
+        self.spill: Callable[[Replay], None] | None = None
+        self._frames = self._new_frames(rows, compression)
         self._integers = Table((rows, INTEGERS), torch.int16, self.device)
         self._floats = Table((rows, TEACHER + spec.num_actions), torch.float32, self.device)
         self._queue = Mirror(self._index.queue, self.device)
@@ -84,6 +98,21 @@ class Replay:
         self._sizes = Mirror(self._index.sizes, self.device)
         self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=self.device)
         self._frozen: Tensor | None = None
+
+    def _new_frames(self, rows: int, compression: Compression) -> Frames:
+        spec = self.spec
+        if not (self.frames_on_disk or compression != "none"):
+            return Table((rows, *spec.frame_shape), spec.obs_dtype, self.device)
+        if self.device.type != "cpu" or (self.frames_on_disk and compression != "none"):
+            raise ValueError("frames are on disk, or compressed, beside tables in the host's memory only")
+        if self.frames_on_disk:
+            return DiskFrames(rows, spec.frame_shape, numpy_dtype(spec.obs_dtype), memory.TAIL_ROWS)
+        return PackedFrames(rows, spec.frame_shape, numpy_dtype(spec.obs_dtype), compression)
+
+    @property
+    def frames_are_plain(self) -> bool:
+        """Whether a batch costs no more than copying memory."""
+        return isinstance(self._frames, Table)
 
     @property
     def agent_steps(self) -> int:
@@ -134,8 +163,11 @@ class Replay:
         if len(set(numbers)) != len(numbers) or not all(0 <= lane < self.num_envs for lane in numbers):
             raise ValueError(f"lanes must be distinct and below {self.num_envs}, got {numbers}")
         self._check(len(numbers), rows)
+        if isinstance(self._frames, DiskFrames) and self._frames.room < len(numbers) and self.spill:
+            self.spill(self)
         flags = pack_flags(rows)
         pushed = self._index.push(lanes, on_host(rows.reward), flags)
+        self._frames.write(pushed.row, rows.frame)
         self._store(pushed.row, rows, flags, pushed.need)
         self._finish(pushed.completed)
 
@@ -159,11 +191,16 @@ class Replay:
             batch_size, generator, self._summary.tensor, self._queue.tensor, self._sizes.tensor[0]
         )
 
-    def gather(self, rows: Tensor) -> Batch:
-        """Transitions that start at ``rows`` [B], flat indices of sampleable rows."""
+    def gather(self, rows: Tensor, out: Tensor | None = None) -> Batch:
+        """Transitions that start at ``rows`` [B], flat indices of sampleable rows.
+
+        ``out`` [2, B, *obs_shape], contiguous, on :attr:`device`: receives obs and next_obs.
+        """
         return sampling.gather(
             rows,
+            out=out,
             frames=self._frames,
+            frame_shape=self.spec.frame_shape,
             integers=self._integers.tensor,
             floats=self._floats.tensor,
             back=self._back,
@@ -218,8 +255,22 @@ class Replay:
             self._index.settle(length)
             self._sizes.update(slice(None))
 
-    def append_rows(self, arrays: dict[str, Array]) -> None:
+    def adopt(self, path: Path, starts: Ints, counts: Ints) -> None:
+        """Frames of rows stored here are in the segment at ``path`` now; says nothing to frames in memory.
+
+        ``starts`` and ``counts`` are those of :meth:`rows_since`.
+        """
+        if isinstance(self._frames, DiskFrames):
+            file = open_frames(path, self.spec.frame_shape, numpy_dtype(self.spec.obs_dtype))
+            lanes = np.repeat(np.arange(self.num_envs), counts)
+            places = np.arange(len(lanes))
+            numbers = starts[lanes] + places - (np.cumsum(counts) - counts)[lanes]
+            self._frames.adopt(file, self._index.flat(numbers, lanes), places)
+
+    def append_rows(self, arrays: dict[str, Array], path: Path | None = None) -> None:
         """Add what :meth:`rows_since` returned, in the order in which it was returned.
+
+        ``path``: the segment they were read from, in which frames on disk stay; other frames are copied.
 
         Raises:
             ValueError: rows of other lanes or shapes, or rows that are not after those already there.
@@ -228,20 +279,33 @@ class Replay:
         rows = RowBatch(**{name: arrays[name] for name in column_names()})
         if starts.shape != (self.num_envs,):
             raise ValueError(f"rows of {len(starts)} environments, not {self.num_envs}")
-        if on_host(rows.frame).dtype != self._frames.read(np.arange(0)).dtype:
+        if on_host(rows.frame).dtype != numpy_dtype(self.spec.obs_dtype):
             raise ValueError(f"frames of {rows.frame.dtype}")
         self._check(int(counts.sum()), rows)
         for lane in np.flatnonzero(starts != self._index.total):
             self._index.skip(int(lane), int(starts[lane]))
         begin = np.cumsum(counts) - counts
+        file, places = self._file(path), np.arange(int(counts.sum()))
         for run in range(0, int(counts.max()), self._index.longest_run):
             end = np.minimum(run + self._index.longest_run, counts)
             for lane in np.flatnonzero(end > run):
-                self._append_run(int(lane), rows.part(slice(begin[lane] + run, begin[lane] + end[lane])))
+                part = slice(begin[lane] + run, begin[lane] + end[lane])
+                self._append_run(int(lane), rows.part(part), file, places[part])
 
-    def _append_run(self, lane: int, rows: RowBatch) -> None:
+    def _file(self, path: Path | None) -> MappedFile | None:
+        if not isinstance(self._frames, DiskFrames):
+            return None
+        if path is None:
+            raise ValueError("frames on disk need the segment that the rows were read from")
+        return open_frames(path, self.spec.frame_shape, numpy_dtype(self.spec.obs_dtype))
+
+    def _append_run(self, lane: int, rows: RowBatch, file: MappedFile | None, places: Ints) -> None:
         flags = pack_flags(rows)
         pushed = self._index.push_run(lane, on_host(rows.reward), flags)
+        if file is not None and isinstance(self._frames, DiskFrames):
+            self._frames.adopt(file, pushed.row, places)
+        else:
+            self._frames.write(pushed.row, rows.frame)
         self._store(pushed.row, rows, flags, pushed.need)
         self._finish(pushed.completed)
 
@@ -257,8 +321,7 @@ class Replay:
             raise ValueError(f"teacher outputs must have shape {expected}, got {tuple(outputs.shape)}")
 
     def _store(self, row: Ints, rows: RowBatch, flags: Array, need: Array) -> None:
-        """Write the columns of new rows; what their future decides follows later."""
-        self._frames.write(row, rows.frame)
+        """Write the small columns of new rows; what their future decides follows later."""
         self._integers.write(row, integer_block(rows, flags, need))
         self._floats.write(row, float_block(rows, self.spec.num_actions))
         if off_host(rows.action):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Array = npt.NDArray[Any]
@@ -58,6 +59,11 @@ class RowBatch:
 def column_names() -> tuple[str, ...]:
     """The fields of a :class:`RowBatch`, which are the columns in storage."""
     return tuple(field.name for field in dataclasses.fields(RowBatch))
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
+    """The same type in numpy."""
+    return typing.cast("np.dtype[np.generic]", torch.empty(0, dtype=dtype).numpy().dtype)
 
 
 def on_host(values: Array | Tensor) -> Array:

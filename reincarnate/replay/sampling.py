@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from reincarnate.replay.frames import Frames
 from reincarnate.replay.rows import ACTION, DISCOUNT, LOG_PROB, NEED, RETURN, STEPS, TEACHER
-from reincarnate.replay.table import Table
 from reincarnate.types import Batch
 
 # A float of 24 bits would be uneven above a million rows; the modulo of 62 bits is even to 2^-32 and better.
@@ -54,24 +54,26 @@ def stack_rows(row: Tensor, need: Tensor, back: Tensor, num_lanes: int, num_rows
 def gather(
     row: Tensor,
     *,
-    frames: Table,
+    frames: Frames,
+    frame_shape: tuple[int, ...],
     integers: Tensor,
     floats: Tensor,
     back: Tensor,
     num_lanes: int,
     num_rows: Tensor,
+    out: Tensor | None = None,
 ) -> Batch:
     """The n-step transitions that start at ``row`` [B].
 
     Tables: ``frames`` [rows, *frame_shape], ``integers`` [rows, INTEGERS] int16, ``floats``
-    [rows, TEACHER + A]; the other arguments are those of :func:`stack_rows`.
+    [rows, TEACHER + A]; ``out`` [2, B, *obs_shape], contiguous, receives obs and next_obs if it is given;
+    the other arguments are those of :func:`stack_rows`.
     """
     small = integers.index_select(0, row).long()
     values = floats.index_select(0, row)
     both = torch.stack((row, row + small[:, STEPS] * num_lanes))  # [2, B]; past the end wraps below
     which = stack_rows(both, small[:, NEED:STEPS].T, back, num_lanes, num_rows)  # [2, B, S]
-    frame_shape = frames.tensor.shape[1:]
-    obs = frames.take(which.view(-1))
+    obs = frames.take(which.view(-1), out if out is None else out.view(-1, *frame_shape))
     obs = obs.view(both.shape + (back.shape if len(frame_shape) == 2 else ()) + frame_shape)
     return Batch(
         obs=obs[0],

@@ -1,5 +1,6 @@
 """Replay rows on disk: safetensors segments that are appended and never rewritten.
 
+A buffer whose frames are on disk has them in its segments and nowhere else (see ``replay/frames.py``).
 The list of segment records is the caller's to keep (in a manifest or a checkpoint): a segment counts from the
 moment when the list that names it is on disk. Files not in the list are left over from a crash.
 """
@@ -9,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import safetensors.numpy
@@ -19,12 +23,14 @@ from safetensors import SafetensorError
 
 from reincarnate import files
 from reincarnate.errors import UserError
+from reincarnate.replay import memory
 from reincarnate.replay.index import Ints
 from reincarnate.replay.ring import Replay
 from reincarnate.replay.rows import Array
 
+T = TypeVar("T")
 #: Rows of one segment of :meth:`SegmentStore.append_new`: 60 MB of Atari, copied in memory while written.
-SEGMENT_ROWS = 8192
+SEGMENT_ROWS = memory.TAIL_ROWS
 
 _NAME = re.compile(r"rows-(\d{6,})\.safetensors")
 
@@ -92,7 +98,8 @@ class SegmentStore:
         """
         while (marks < replay.marks).any():
             arrays, marks = replay.rows_since(marks, SEGMENT_ROWS)
-            self.append(arrays)
+            record = self.append(arrays)
+            replay.adopt(self._folder / record.file, arrays["starts"], arrays["counts"])
         return marks
 
     def restore(self, records: Iterable[SegmentRecord]) -> None:
@@ -130,12 +137,11 @@ class SegmentStore:
         """
         if self._records:
             replay.follow(self._records[-1].ring)
-        for record in self._records:
-            arrays = self._read(record)
+        for record, arrays in zip(self._records, _ahead(self._read, self._records), strict=True):
+            path = self._folder / record.file
             try:
-                replay.append_rows(arrays)
+                replay.append_rows(arrays, path)
             except (KeyError, ValueError) as error:
-                path = self._folder / record.file
                 raise UserError(f"{path} does not fit this buffer ({error}); collect it again") from None
 
     def _write(self, name: str, data: bytes) -> None:
@@ -151,7 +157,7 @@ class SegmentStore:
     def _read(self, record: SegmentRecord) -> dict[str, Array]:
         path = self._folder / record.file
         remedy = "put back a copy of it, or start again without this data"
-        if not _NAME.fullmatch(record.file):
+        if not is_segment_name(record.file):
             raise UserError(f"{record.file!r} is not the name of a replay segment; the list is damaged")
         try:
             data = path.read_bytes()
@@ -165,6 +171,23 @@ class SegmentStore:
             return safetensors.numpy.load(data)
         except (SafetensorError, ValueError, KeyError) as error:
             raise UserError(f"{path} is no replay segment ({error}); {remedy}") from None
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a file of that name can be a segment."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _ahead(read: Callable[[SegmentRecord], T], records: Sequence[SegmentRecord]) -> Iterator[T]:
+    """Read one segment while the one before is in use: hashing it takes as long as copying it."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[Future[T]] = deque()
+        for record in records:
+            waiting.append(pool.submit(read, record))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _highest_number(records: list[SegmentRecord]) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reincarnate.replay.rows import Array, on_host
+from reincarnate.replay.rows import Array, numpy_dtype, on_host
 
 
 def shares_memory(device: torch.device) -> bool:
@@ -21,7 +21,7 @@ class Table:
         self._array: Array | None = None
         if shares_memory(device):
             # numpy asks the system for zeroed pages: those never written take no memory.
-            self._array = np.zeros(shape, dtype=torch.empty(0, dtype=dtype).numpy().dtype)
+            self._array = np.zeros(shape, dtype=numpy_dtype(dtype))
             self.tensor = torch.from_numpy(self._array)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
@@ -35,15 +35,19 @@ class Table:
             tensor = self.tensor if columns is None else self.tensor[:, columns]
             tensor[_to(rows, tensor)] = _to(values, tensor).to(tensor.dtype)
 
-    def take(self, rows: Tensor) -> Tensor:
-        """A copy of ``rows`` [n] int64 on the device.
+    def take(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """A copy of ``rows`` [n] int64 on the device, in ``out`` [n, *shape] if that is given.
 
         On the CPU by numpy, which copies in one thread: torch would share out 2 MB among all threads, and
         where environments run on these the wait for the last one costs many times the copy.
         """
         if self._array is None:
-            return self.tensor.index_select(0, rows)
-        return torch.from_numpy(self._array.take(rows.numpy(), axis=0))
+            return torch.index_select(self.tensor, 0, rows, out=out)
+        if out is None:
+            return torch.from_numpy(self._array.take(rows.numpy(), axis=0))
+        # Any mode but "raise", whose output would be buffered; the indices are right.
+        self._array.take(rows.numpy(), axis=0, out=out.numpy(), mode="clip")
+        return out
 
     def read(self, rows: Array) -> Array:
         """A host copy of ``rows`` [n] int64."""
