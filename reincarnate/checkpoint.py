@@ -91,10 +91,6 @@ class CheckpointFolder:
         """
         self._append(replay)
 
-    def stored_bytes(self) -> int:
-        """Bytes of D_S's segments."""
-        return sum(path.stat().st_size for path in self._replay_folder.glob("rows-*.safetensors"))
-
     def _append(self, replay: Replay) -> list[dict[str, Any]]:
         """Write D_S's new rows, and list the segments that still hold rows of the ring."""
         if self._store is None:

@@ -20,7 +20,6 @@ from reincarnate.envs import env_spec, make_env
 from reincarnate.errors import UserError
 from reincarnate.replay import Sampler, storage
 from reincarnate.replay.frames import packed_frame_bytes
-from reincarnate.replay.memory import disk_needed
 from reincarnate.replay.storage import Buffer, Choice
 from reincarnate.runfiles import exact_reference
 from reincarnate.students.student import Student, StudentEntry, get_student
@@ -169,8 +168,7 @@ def _buffers(
     buffers = [Buffer(envs, student_capacity(config), student)]
     if data is not None:
         shared = data.collection
-        whole = disk_needed(spec, shared.num_envs, shared.agent_steps)
-        buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, whole))
+        buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, data.complete))
     elif entry.method.offline and teacher is not None:
         seed = seeds.derive(config.seed, "collect")
         collection = Collection.of(teacher, spec, config.collect, envs, backend, seed)

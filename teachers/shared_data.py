@@ -22,6 +22,7 @@ class TeacherData:
     exact: str  # finds the same data again: a folder, or owner/name@commit
     folder: Path
     collection: Collection
+    complete: bool  # its segments are on this machine
     fetch: Callable[[], None]  # brings its segments into ``folder``; raises UserError
 
 
@@ -43,12 +44,12 @@ def find_teacher_data(
     folder = Path(text).expanduser()
     if folder.exists() or not is_dataset(text):
         collection = read_teacher_data(folder, teacher, env)
-        return TeacherData(text, folder, collection, lambda: None)
+        return TeacherData(text, folder, collection, True, lambda: None)
     dataset = find_dataset(text, announce)
     manifest = dataset.fetch("manifest.json")
     collection = read_teacher_data(manifest.parent, teacher, env, name=f"dataset {dataset.exact}")
     return TeacherData(
-        dataset.exact, manifest.parent, collection, lambda: _fetch(dataset, manifest, announce)
+        dataset.exact, manifest.parent, collection, False, lambda: _fetch(dataset, manifest, announce)
     )
 
 

@@ -116,8 +116,14 @@ def test_the_largest_buffer_counts_and_the_disk_holds_all(monkeypatch, tmp_path)
     left = storage.disk_left(ATARI, buffers)
     both = memory.disk_needed(ATARI, 8, 1_000_000) + memory.disk_needed(ATARI, 8, 500_000)
     assert left == 90 * GB - both
-    there = [dataclasses.replace(buffers[0], stored_bytes=10**12), buffers[1]]
-    assert storage.disk_left(ATARI, there) == 90 * GB - memory.disk_needed(ATARI, 8, 500_000)
+    half = memory.disk_needed(ATARI, 8, 500_000)
+    assert (
+        storage.disk_left(ATARI, [dataclasses.replace(buffers[0], complete=True), buffers[1]])
+        == 90 * GB - half
+    )
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "rows-000001.safetensors").write_bytes(bytes(1000))
+    assert storage.disk_left(ATARI, buffers[1:]) == 90 * GB - half + 1000
 
 
 # ---------------------------------------------------------------- whole runs

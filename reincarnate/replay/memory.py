@@ -92,6 +92,11 @@ def disk_available(folder: Path) -> int | None:
         return None
 
 
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the segments in ``folder``; 0 where there is none."""
+    return sum(path.stat().st_size for path in folder.glob("rows-*.safetensors"))
+
+
 def disk_of(folder: Path) -> int:
     """A number that two folders on one disk share."""
     return _existing(folder).stat().st_dev

@@ -27,7 +27,7 @@ class Buffer:
     num_envs: int
     agent_steps: int
     folder: Path  # of its segments: the artefact, or the checkpoint
-    stored_bytes: int = 0  # segments that are there already
+    complete: bool = False  # all of its segments are there already
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def disk_left(spec: EnvSpec, buffers: list[Buffer]) -> int | None:
         if available is None:
             return None
         disk = memory.disk_of(each.folder)
-        more = memory.disk_needed(spec, each.num_envs, each.agent_steps) - each.stored_bytes
+        more = 0 if each.complete else memory.disk_needed(spec, each.num_envs, each.agent_steps)
+        more -= memory.stored_bytes(each.folder)
         needed[disk] = needed.get(disk, 0) + max(0, more)
         free[disk] = available
     return min((int(DISK_SHARE * free[disk]) - needed[disk] for disk in needed), default=None)
