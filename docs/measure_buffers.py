@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import mmap
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -53,8 +55,10 @@ def play(replay: Replay, args: argparse.Namespace) -> None:
             replay.add(outcome.lanes, outcome.rows)
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Ask the system to forget the segments; needs no rights, but pages that are mapped may stay."""
+def drop_page_cache(folder: Path, replay: Replay) -> None:
+    """Make the system forget the segments, without any rights: their pages are unmapped first."""
+    for file in replay._frames._files.values():
+        file._map.madvise(mmap.MADV_DONTNEED)
     for path in folder.glob("rows-*.safetensors"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -145,14 +149,18 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return lambda: replay.sample(args.batch_size, generator)
 
     for _ in range(args.rounds):
+        for path in folder.glob("rows-*.safetensors"):
+            path.read_bytes()  # the page cache is warm again
         for name, replay in replays.items():
             times.setdefault(name, []).append(seconds(sample(replay), args.batches))
-        drop_page_cache(folder)
+        drop_page_cache(folder, replays["disk"])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
         times.setdefault("disk, cache dropped", []).append(seconds(sample(replays["disk"]), args.batches))
+        blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
         times.setdefault("disk, waited for beside 15 ms of work", []).append(
             fed(replays["disk"], args, 0.015)
         )
-        drop_page_cache(folder)
+        drop_page_cache(folder, replays["disk"])
         times.setdefault("the same, cache dropped", []).append(fed(replays["disk"], args, 0.015))
     packed = {
         name: replay._frames.packed_bytes / replay.rows
@@ -167,6 +175,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "milliseconds_per_batch": {
             name: round(1e3 * statistics.median(values), 3) for name, values in times.items()
         },
+        "megabytes_read_per_batch_when_dropped": round(blocks * 512 / 1e6 / args.batches, 3),
         "bytes_per_packed_frame": {name: round(value) for name, value in packed.items()},
         "seconds_to_write": round(writing, 2),
         "seconds_to_load": {name: round(spent, 2) for name, (_, spent) in loaded.items()},

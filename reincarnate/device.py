@@ -180,11 +180,11 @@ class _CudaQueue:
 
     def record(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
         return event
 
     def wait(self, event: Event) -> None:
-        self._stream.wait_event(event)  # type: ignore[arg-type, no-untyped-call]
+        self._stream.wait_event(event)  # type: ignore[arg-type]
 
 
 class Step:
