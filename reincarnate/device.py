@@ -236,8 +236,6 @@ class Step:
         try:
             graph = torch.cuda.CUDAGraph()
             for generator in self._generators:
-                if generator.device.type != "cuda":  # draws outside the graph
-                    continue
                 register = getattr(graph, "register_generator_state", None)
                 if register is not None:
                     register(generator)

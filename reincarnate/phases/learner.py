@@ -30,7 +30,10 @@ class Learner:
         self._sums: dict[str, Tensor] = {}
         self._count = 0
         self._forgotten: frozenset[str] = frozenset()
-        self._step = Step(self._update, stage.device, [stage.generator, stage.sampler.generator])
+        # A buffer on the host is drawn from outside what is captured.
+        generators = (stage.generator, stage.sampler.generator)
+        on_device = [each for each in generators if each.device.type == stage.device.type]
+        self._step = Step(self._update, stage.device, on_device)
 
     def set_coefficient(self, m: float) -> None:
         """m of the next updates, and the learning rate that goes with it."""
