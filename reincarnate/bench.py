@@ -33,7 +33,8 @@ from reincarnate.phases.online import OnlineState, make_coefficient, online
 from reincarnate.phases.stage import Stage, Stopped
 from reincarnate.prepare import Parts
 from reincarnate.progress import Progress
-from reincarnate.replay import Replay
+from reincarnate.replay import Replay, Sampler
+from reincarnate.replay.storage import Choice
 from reincarnate.students.student import get_student
 from reincarnate.teachers.collect import Collection, collect
 from reincarnate.teachers.reference import bundled_names
@@ -280,6 +281,7 @@ class _Bench:
             student=parts.student,
             entry=parts.entry,
             generator=parts.generator,
+            sampler=parts.sampler,
             progress=Progress(stream=io.StringIO()),
             logger=RunLogger(self._folder),
             curves=Curves(),
@@ -371,7 +373,19 @@ def _parts(config: RunConfig, teacher: Teacher) -> Parts:
     generator = torch.Generator(device=device).manual_seed(1)
     precision = entry.choose_precision(config, spec, device)
     student = entry.factory(config, spec, device, precision, generator)
-    return Parts(spec, device, precision, teacher.to(device), student, entry, generator)
+    return Parts(
+        config=config,
+        spec=spec,
+        device=device,
+        precision=precision,
+        teacher=teacher.to(device),
+        student=student,
+        entry=entry,
+        generator=generator,
+        sampler=Sampler(device, 1),
+        storage=Choice("cuda" if device.type == "cuda" else "ram", "with the learner"),
+        teacher_data=None,
+    )
 
 
 def _teacher(env_id: str) -> Teacher:
