@@ -16,17 +16,17 @@ from huggingface_hub.hf_api import RepoSibling
 
 from reincarnate.errors import UserError
 from reincarnate.teachers.hub import (
-    _LOGIN,
+    LOGIN,
     Announce,
     _ask,
     _commit_of,
     _fetch,
     _MissingError,
-    _relayed,
     _remember,
     _repo_folder,
     _snapshot,
     _UnreachableError,
+    relayed,
 )
 from reincarnate.teachers.reference import Reference, is_safe_name
 
@@ -73,7 +73,7 @@ class Dataset:
                 f"{name} of dataset {self.repo} is not the one that its manifest lists (sha256 "
                 f"{sibling.lfs.sha256[:12]}..., not {sha256[:12]}...); ask its owner to upload it again"
             )
-        with _relayed(self._say):
+        with relayed(self._say):
             return _fetch(self._reference, self.repo, sibling, self.revision, self._say, _KIND)
 
 
@@ -103,10 +103,10 @@ def find_dataset(text: str, announce: Announce | None = None) -> Dataset:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     )
     try:
-        with _relayed(say):
+        with relayed(say):
             info = _ask(question, reference, repo)
     except _MissingError:
-        raise UserError(f"no folder and no Hub dataset {repo}; if it is private, {_LOGIN}") from None
+        raise UserError(f"no folder and no Hub dataset {repo}; if it is private, {LOGIN}") from None
     except _UnreachableError as unreachable:
         folder = _snapshot(repo, revision, _KIND)
         if folder is None:
