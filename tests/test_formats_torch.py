@@ -364,15 +364,6 @@ def test_two_pickles_are_not_opened(tmp_path: Path) -> None:
         detect_and_read(path, CARTPOLE)
 
 
-@needs_checkpoints
-def test_real_archives_of_stable_baselines3_are_told() -> None:
-    paths = sorted(SHARED_CHECKPOINTS.glob("sb3/*/*.zip"))
-    assert len(paths) == 4
-    for path in paths:
-        with pytest.raises(UserError, match=r"Stable-Baselines3 archives are not read yet"):
-            detect_and_read(path, CARTPOLE)
-
-
 def test_a_truncation_is_told(tmp_path: Path) -> None:
     whole = save(tmp_path / "whole", dense_state()).read_bytes()
     path = tmp_path / "part"
@@ -402,9 +393,8 @@ def test_a_pickle_that_is_cut_is_told(tmp_path: Path) -> None:
 def test_another_zip_is_told(tmp_path: Path) -> None:
     path = tmp_path / "CartPole-v1.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data", "{}")
-        archive.writestr("policy.pth", b"")
+        archive.writestr("readme.txt", "{}")
     with pytest.raises(
-        UserError, match=r"torch\.save did not write .*Stable-Baselines3 archives are not read yet"
+        UserError, match=r"is a zip archive that torch\.save did not write \(no data\.pkl in it"
     ):
         detect_and_read(path, CARTPOLE)

@@ -84,8 +84,8 @@ def _read_pickle(path: Path) -> bytes:
     pickles = [member for member in members if member.filename.endswith("/data.pkl")]
     if not pickles:
         raise UserError(
-            f"{path} is a zip archive that torch.save did not write (no data.pkl in it); "
-            "Stable-Baselines3 archives are not read yet"
+            f"{path} is a zip archive that torch.save did not write (no data.pkl in it), and no "
+            "Stable-Baselines3 model either (no policy.pth)"
         )
     if any("/code/" in member.filename for member in members):
         raise UserError(
