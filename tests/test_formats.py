@@ -63,7 +63,7 @@ def test_a_format_is_known_by_its_content_whatever_the_name(tmp_path: Path) -> N
 
 
 def test_every_format_has_a_name_and_a_summary() -> None:
-    assert list(FORMATS) == ["native", "sb3", "cleanrl_torch", "cleanrl_flax"]
+    assert list(FORMATS) == ["native", "sb3", "cleanrl_torch", "cleanrl_flax", "dopamine"]
     assert all(name == reader.NAME and reader.SUMMARY for name, reader in FORMATS.items())
 
 
@@ -110,7 +110,7 @@ def test_a_tar_archive_is_named(tmp_path: Path) -> None:
 def test_unknown_bytes_list_what_can_be_read(tmp_path: Path, magic: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(magic + bytes(range(256)))
-    with pytest.raises(UserError, match=r"x is in no format that can be read \(.*flax msgpack\)$"):
+    with pytest.raises(UserError, match=r"x is in no format that can be read \(.*flax msgpack; .*\)$"):
         detect_and_read(path, CARTPOLE)
 
 
