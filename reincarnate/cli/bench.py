@@ -17,7 +17,7 @@ from reincarnate.cli.group import main, print_result, say
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
 @click.option("--precision", default="auto", show_default=True, metavar="auto|fp32|bf16")
 @click.option("--seconds", type=float, default=10.0, show_default=True, help="Per phase, and per bound.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def bench(as_json: bool, **options: Any) -> None:
     """Rate of each phase beside what this machine could do, measured in turns."""
     from reincarnate.bench import bench as measure

@@ -18,11 +18,11 @@ from reincarnate.cli.teachers import teachers
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="A file, or a folder: it gets the name that CleanRL gives.",
+    help="A file, or a folder, in which the file gets its format's usual name.",
 )
-@click.option("--env", "env_id", metavar="ID")
+@click.option("--env", "env_id", metavar="ID", help="Environment, where the teacher does not tell.")
 @click.option("--force", is_flag=True, help="Write over a file that exists.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def teachers_export(ref: str, format: str, out: Path, env_id: str | None, force: bool, as_json: bool) -> None:
     """Write a teacher, or a run's student, in this project's format or in CleanRL's."""
     from reincarnate.teachers.export import export_teacher

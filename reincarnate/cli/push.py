@@ -14,8 +14,12 @@ from reincarnate.cli.group import main, say
 @click.argument("repo", metavar="REPO")
 @click.option("--private", is_flag=True, help="Make the repository private.")
 @click.option("--revision", metavar="BRANCH", help="Commit there; made if need be.  [default: main]")
-@click.option("--message", metavar="TEXT", help="Of the commit.")
-@click.option("--force", is_flag=True, help="An unfinished run, or a repository that holds something else.")
+@click.option("--message", metavar="TEXT", help="Message of the commit.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also an unfinished run, or into a repository that holds something else.",
+)
 def push(run: Path, repo: str, private: bool, revision: str | None, message: str | None, force: bool) -> None:
     """Upload the run directory RUN to the Hub repository REPO (owner/name), without names of this machine."""
     from reincarnate.sharing import push as upload

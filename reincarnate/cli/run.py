@@ -43,8 +43,8 @@ RUN_OPTIONS: dict[str, str] = {
 @click.option("--eval-episodes", type=str, metavar="N", help="Whole games per evaluation.")
 @click.option("--num-envs", type=str, metavar="N", help="Environments stepped together.")
 @click.option("--batch-size", type=str, metavar="N", help="Transitions per update.")
-@click.option("--device", metavar="auto|cpu|cuda")
-@click.option("--precision", metavar="auto|fp32|bf16")
+@click.option("--device", metavar="auto|cpu|cuda", help="[default: auto]")
+@click.option("--precision", metavar="auto|fp32|bf16", help="Of the updates.  [default: auto]")
 @click.option(
     "--buffer",
     metavar="auto|ram|cuda|disk",
@@ -58,14 +58,30 @@ RUN_OPTIONS: dict[str, str] = {
 @click.option(
     "--act", metavar="RULE", help="Teacher's acting rule when evaluated: auto, greedy, sample, epsilon=X."
 )
-@click.option("--backend", metavar="envpool|gymnasium")
-@click.option("--seed", type=str, metavar="N")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
-@click.option("--checkpoint-every", type=str, metavar="SECONDS")
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting, e.g. td.n_step=1."
+    "--backend", metavar="envpool|gymnasium", help="Who steps the environments.  [default: envpool]"
 )
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a stopped run.")
+@click.option("--seed", type=str, metavar="N", help="Of everything random.  [default: 1]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory.  [default: a new one in runs]",
+)
+@click.option("--checkpoint-every", type=str, metavar="SECONDS", help="For --resume.  [default: 300]")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any other setting, e.g. td.n_step=1; may be repeated.",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Go on with a stopped run, as it was configured; no other option.",
+)
 def run(
     teacher: str | None,
     student: str | None,

@@ -13,7 +13,7 @@ def students() -> None:
 
 
 @students.command("list")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def students_list(as_json: bool) -> None:
     """Every student that can be named in --student."""
     from reincarnate.students.student import registry

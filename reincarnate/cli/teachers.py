@@ -76,7 +76,7 @@ def teachers_show(ref: str, env_id: str | None, as_json: bool) -> None:
 @click.option("--diagnose-always", is_flag=True, help="Try them also if it holds.")
 @click.option("--num-envs", type=int, default=8, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--device", default="auto", show_default=True)
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
 @_JSON
 def teachers_eval(ref: str, as_json: bool, diagnose: bool, diagnose_always: bool, **options: Any) -> None:
     """Play whole games: the raw return with its interval, beside what the card claims."""
@@ -92,10 +92,12 @@ def teachers_eval(ref: str, as_json: bool, diagnose: bool, diagnose_always: bool
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR")
 @_ENV
 @click.option("--steps", "agent_steps", type=int, default=40_000, show_default=True, help="Agent steps.")
-@click.option("--epsilon", type=float, default=0.05, show_default=True, help="Of a Q-value teacher.")
+@click.option(
+    "--epsilon", type=float, default=0.05, show_default=True, help="A Q-value teacher's exploration."
+)
 @click.option("--num-envs", type=int, default=8, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--device", default="auto", show_default=True)
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
 @_JSON
 def teachers_collect(ref: str, out: Path, as_json: bool, **options: Any) -> None:
     """Write a teacher's rollouts to DIR, for `run --teacher-data DIR`."""

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 )
 @click.option("--speed", type=float, default=1.0, show_default=True, help="1 is true speed.")
 @click.option("--max-seconds", type=float, metavar="S", help="End the video there, even in mid-game.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--device", default="auto", show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the games and the actions.")
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def watch(refs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write whole games as a video: RUN shows its teacher beside its student, several REF side by side."""
     from reincarnate import watching
