@@ -98,7 +98,7 @@ def scripted(monkeypatch):
     def install(cycle):
         made = []
 
-        def make_env(spec, num_envs, seed, backend):
+        def make_env(spec, num_envs, seed, backend, wrappers):
             made.append(ScriptedEnv([[cycle[i % len(cycle)]] for i in range(num_envs)]))
             return made[-1]
 
