@@ -59,7 +59,7 @@ def default_spec(env_id: str, full_action_set: bool = False) -> EnvSpec:
     """EnvSpec of a name that EnvPool knows.
 
     Raises:
-        UserError: actions or observations of a kind that is not supported.
+        UserError: actions or observations of a kind that is not supported, or EnvPool cannot make it here.
     """
     if env_id in atari_ids():
         about = _describe(env_id, full_action_space=full_action_set)
@@ -75,10 +75,23 @@ def default_spec(env_id: str, full_action_set: bool = False) -> EnvSpec:
 
 
 def _describe(env_id: str, **settings: Any) -> Any:
-    """EnvPool's own specification object."""
+    """EnvPool's own specification object.
+
+    Raises:
+        UserError: EnvPool lists the name and cannot make it here (a library or a file is missing).
+    """
     import envpool
 
-    return envpool.make_spec(env_id, **settings)
+    try:
+        return envpool.make_spec(env_id, **settings)
+    except Exception as error:  # each family of environments fails in its own way
+        raise _unmakeable(env_id, error) from None
+
+
+def _unmakeable(env_id: str, error: Exception) -> UserError:
+    """One line about an environment that is listed and cannot be made."""
+    told = " ".join(str(error).split()) or type(error).__name__
+    return UserError(f"EnvPool cannot make {env_id!r} here: {told[:300]}")
 
 
 def _settings(spec: EnvSpec) -> dict[str, Any]:
@@ -136,14 +149,17 @@ class PoolEnv(CheckedEnv):
         """A pool of this EnvSpec; ``changes`` are EnvPool's own settings."""
         import envpool
 
-        return envpool.make(
-            self.spec.env_id,
-            env_type="gymnasium",
-            num_envs=self.num_envs,
-            num_threads=num_threads(self.num_envs),
-            seed=seed,
-            **(_settings(self.spec) | changes),
-        )
+        try:
+            return envpool.make(
+                self.spec.env_id,
+                env_type="gymnasium",
+                num_envs=self.num_envs,
+                num_threads=num_threads(self.num_envs),
+                seed=seed,
+                **(_settings(self.spec) | changes),
+            )
+        except Exception as error:  # as above
+            raise _unmakeable(self.spec.env_id, error) from None
 
     def _first_step(self, obs: npt.NDArray[Any], info: dict[str, Any]) -> EnvStep:
         yes, no = np.ones(self.num_envs, dtype=np.bool_), np.zeros(self.num_envs, dtype=np.bool_)
