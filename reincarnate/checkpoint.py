@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from reincarnate.replay import Replay
 from reincarnate.replay.store import SegmentRecord, SegmentStore
 
 FORMAT = 1
+_TENSORS = re.compile(r"tensors-\d{6,}\.pt")
 
 
 class CheckpointFolder:
@@ -64,9 +66,7 @@ class CheckpointFolder:
         Raises:
             UserError: no checkpoint, of another format, or damaged.
         """
-        document = files.read_json(self._state_file)
-        if document.get("format") != FORMAT:
-            raise UserError(f"{self._state_file} is of another version of reincarnate; start a new run")
+        document = self._document()
         path = self._folder / document["tensors"]
         try:
             tensors = torch.load(path, map_location=device, weights_only=True)
@@ -74,8 +74,32 @@ class CheckpointFolder:
             raise UserError(
                 f"{path} is missing or damaged ({type(error).__name__}); start a new run"
             ) from None
+        if not isinstance(tensors, dict):
+            raise UserError(f"{path} is missing or damaged (no tensors by name); start a new run")
         self._number = document["number"]
-        return document["state"], tensors, [SegmentRecord(**record) for record in document["student_data"]]
+        return document["state"], tensors, document["student_data"]
+
+    def _document(self) -> dict[str, Any]:
+        """``state.json``, its entries of their kinds and D_S's segments as records."""
+        document = files.read_json(self._state_file)
+        if not isinstance(document, dict):
+            raise self.damaged("no object")
+        if document.get("format") != FORMAT:
+            raise UserError(f"{self._state_file} is of another version of reincarnate; start a new run")
+        kinds = {"number": int, "tensors": str, "state": dict, "student_data": list}
+        if not all(isinstance(document.get(name), kind) for name, kind in kinds.items()):
+            raise self.damaged("an entry is missing or of another kind")
+        if not _TENSORS.fullmatch(document["tensors"]):
+            raise self.damaged(f"{document['tensors']!r} is no name of its own")
+        try:
+            records = [SegmentRecord(**record) for record in document["student_data"]]
+        except TypeError:
+            raise self.damaged("its list of segments") from None
+        return document | {"student_data": records}
+
+    def damaged(self, what: str) -> UserError:
+        """The error of a state that contradicts itself or the run's configuration."""
+        return UserError(f"{self._state_file} is damaged ({what}); start a new run")
 
     def restore_replay(self, records: list[SegmentRecord], replay: Replay) -> None:
         """Fill an empty D_S from its segments; later segments, not part of the checkpoint, are dropped."""

@@ -41,7 +41,9 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}); it is damaged") from None
 
 

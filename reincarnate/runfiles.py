@@ -12,6 +12,13 @@ from filelock import FileLock, Timeout
 from reincarnate import files
 from reincarnate.config import RunConfig
 from reincarnate.errors import UserError
+from reincarnate.teachers.teacher import Teacher
+
+#: What a run writes besides config.json, and teacher.json, which a kill at the start leaves alone behind.
+_WRITTEN = (
+    *("README.md", "result.json", "curves.json", "student.safetensors", "checkpoint", "report.html"),
+    *("curves.png", "curves.svg", "losses.png", "losses.svg"),
+)
 
 
 def lock(folder: Path) -> FileLock:
@@ -32,7 +39,7 @@ def refuse_used(folder: Path) -> None:
     """Refuse to write over anything.
 
     Raises:
-        UserError: the folder holds a run, or is not a folder.
+        UserError: the folder holds a run or a file of a name that a run writes, or is not a folder.
     """
     if (folder / "config.json").exists():
         raise UserError(
@@ -40,6 +47,10 @@ def refuse_used(folder: Path) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder; choose another --out")
+    there = [name for name in _WRITTEN if (folder / name).exists()]
+    there += [path.name for path in folder.glob("events.out.tfevents.*")]
+    if there:
+        raise UserError(f"{folder} already holds {there[0]}, which a run writes; choose another --out")
 
 
 def free_folder(env_id: str, config: RunConfig) -> Path:
@@ -98,14 +109,20 @@ def exact_reference(described: dict[str, Any]) -> str:
     return resolved if resolved.startswith("bundled/") else str(Path(resolved) / file)
 
 
-def check_same_teacher(folder: Path, recorded: dict[str, Any], sha256: str) -> None:
-    """Refuse to go on with other weights.
+def check_same_teacher(folder: Path, recorded: dict[str, Any], teacher: Teacher) -> None:
+    """Refuse to go on with another policy.
 
     Raises:
-        UserError: the teacher's file is not the recorded one.
+        UserError: the teacher's file is not the recorded one, or the statistics beside it are others.
     """
-    if recorded["sha256"] != sha256:
+    then, now = str(recorded["sha256"]), teacher.card.sha256
+    if then != now:
         raise UserError(
-            f"the teacher of {folder} has changed since the run began (sha256 {recorded['sha256'][:12]}... "
-            f"then, {sha256[:12]}... now); put the old file back or start a new run"
+            f"the teacher of {folder} has changed since the run began (sha256 {then[:12]}... then, "
+            f"{now[:12]}... now); put the old file back or start a new run"
+        )
+    if recorded.get("policy_sha256", teacher.policy_sha256) != teacher.policy_sha256:
+        raise UserError(
+            f"the teacher of {folder} has changed since the run began: its file is the same, the "
+            "statistics of observations beside it are not; put the old ones back or start a new run"
         )

@@ -118,6 +118,8 @@ class Run:
     ) -> Run:
         checkpoints = CheckpointFolder(folder)
         state = checkpoints.load(torch.device("cpu"))[0] if checkpoints.exists() else None
+        if state and not state.keys() >= {"precision", "device", "tensorboard"}:
+            raise checkpoints.damaged("entries are missing")
         parts = prepare.prepare(
             config,
             announce=progress.say,
@@ -127,13 +129,13 @@ class Run:
             folder=folder,
         )
         if recorded and parts.teacher:
-            runfiles.check_same_teacher(folder, recorded, parts.teacher.card.sha256)
+            runfiles.check_same_teacher(folder, recorded, parts.teacher)
         if state:
             _check_same_device(folder, state["device"], parts.device)
             RunLogger.rewind(folder, state["tensorboard"])
         run = cls(parts.config, folder, progress, parts, lock)
         if state:
-            run._restore()
+            run._restore_checked()
         progress.say(f"resuming {folder} after {', '.join(run._finished) or 'nothing finished'}")
         return run
 
@@ -309,6 +311,14 @@ class Run:
         self._checkpoints.save(state, tensors, self._student_data)
         self.stage.curves.save(self.folder / "curves.json")
         self._clock.restart()
+
+    def _restore_checked(self) -> None:
+        """:meth:`_restore`; a state that does not fit (config.json was changed, say) is told in one line."""
+        try:
+            self._restore()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise self._checkpoints.damaged(f"or config.json was changed: it does not fit: {told}") from None
 
     def _restore(self) -> None:
         state, tensors, records = self._checkpoints.load(self.stage.device)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from reincarnate.rollout import Acted, ActFunction, Rollout
 from reincarnate.teachers.teacher import Teacher
 from reincarnate.types import Backend, EnvSpec, EnvStep
 
-FORMAT = 1
+FORMAT = 2  # 1 knew the teacher by its file alone, without the statistics that may lie beside it
 #: Called after every vector step with agent steps so far and the mean raw return of finished games (or None).
 OnStep = Callable[[int, float | None], None]
 
@@ -40,7 +41,8 @@ OnStep = Callable[[int, float | None], None]
 class Collection:
     """Everything D_T depends on."""
 
-    teacher_sha256: str
+    teacher_sha256: str  # of its file
+    policy_sha256: str  # of all its numbers: statistics that lie beside the file are in them
     env: EnvSpec
     backend: Backend
     num_envs: int
@@ -57,6 +59,7 @@ class Collection:
         """The collection of ``teacher`` in ``env`` with the settings of a run."""
         return cls(
             teacher.card.sha256,
+            teacher.policy_sha256,
             env,
             backend,
             num_envs,
@@ -70,6 +73,17 @@ class Collection:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return dataclasses.asdict(self) | {"env": self.env.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Collection:
+        """Inverse of :meth:`to_dict`; ``KeyError``, ``TypeError`` or ``ValueError`` on other values."""
+        collection = cls(**(values | {"env": EnvSpec.from_dict(values["env"])}))
+        counts = collection.num_envs, collection.agent_steps
+        if any(type(count) is not int or count < 1 for count in counts):
+            raise ValueError(f"counts of {counts}")
+        if not all(isinstance(values[name], str) for name in ("teacher_sha256", "policy_sha256")):
+            raise TypeError("hashes that are no text")
+        return collection
 
     @property
     def key(self) -> str:
@@ -160,7 +174,7 @@ def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec, name: str | 
     manifest = files.read_json(folder / "manifest.json")
     try:
         values = manifest["collection"]
-        collection = Collection(**(values | {"env": EnvSpec.from_dict(values["env"])}))
+        collection = Collection.from_dict(values)
         complete = manifest["complete"] and manifest["format"] == FORMAT
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{what} holds no teacher data of a known format; collect it again") from None
@@ -170,6 +184,11 @@ def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec, name: str | 
         raise UserError(
             f"{what} was collected with another teacher (sha256 {collection.teacher_sha256[:12]}..., "
             f"this one has {teacher.card.sha256[:12]}...); pass the matching --teacher or collect it again"
+        )
+    if collection.policy_sha256 != teacher.policy_sha256:
+        raise UserError(
+            f"{what} was collected with another policy of the same file (the statistics of observations "
+            "beside it have changed); put the old ones back or collect it again"
         )
     theirs, ours = collection.env.to_dict(), env.to_dict()
     differing = [f"{name}={theirs[name]} (run: {ours[name]})" for name in ours if theirs[name] != ours[name]]
@@ -215,9 +234,9 @@ class _Artefact:
         try:
             if manifest["format"] != FORMAT or manifest["collection"] != self._collection.to_dict():
                 raise UserError(f"{self._folder} holds teacher data of something else; choose another folder")
-            self.complete, self.game_returns = manifest["complete"], manifest["game_returns"]
+            self.complete, self.game_returns = manifest["complete"], _finite(manifest["game_returns"])
             return [SegmentRecord(**record) for record in manifest["segments"]]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             raise UserError(f"{self._folder / 'manifest.json'} is damaged; delete {self._folder}") from None
 
     def load_into(self, replay: Replay) -> None:
@@ -241,6 +260,13 @@ class _Artefact:
         }
         files.write_json(self._folder / "manifest.json", manifest)
         self.complete = complete
+
+
+def _finite(numbers: Any) -> list[float]:
+    """A list of finite numbers; ``TypeError`` or ``ValueError`` on anything else."""
+    if not all(math.isfinite(number) for number in numbers):
+        raise ValueError("a return that is no number")
+    return list(numbers)
 
 
 def _grow(

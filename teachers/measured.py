@@ -1,7 +1,7 @@
 """Measured returns of teachers, kept in the user's cache so that ``teachers show`` can tell them.
 
-A measurement is found again by the policy itself: a hash of the checkpoint's hash, the network's shape and
-all its numbers (observation statistics lie beside some checkpoints). What changed upstream is another policy.
+A measurement is found again by the policy itself, :attr:`Teacher.policy_sha256`. What changed upstream is
+another policy.
 """
 
 from __future__ import annotations
@@ -53,17 +53,6 @@ class Measured:
         return {"env": self.env.to_dict()} | {name: getattr(self, name) for name in names}
 
 
-def policy_hash(teacher: Teacher) -> str:
-    """64 hex digits that no other policy has: another file, other weights or other statistics change them."""
-    spec = teacher.spec
-    what = [teacher.card.sha256, spec.network, spec.network_options, spec.outputs]
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode())
-    for name, value in sorted(teacher.network.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def remember(
     teacher: Teacher, env: EnvSpec, backend: Backend, wrappers: Wrappers, act: str, returns: Returns
 ) -> None:
@@ -89,4 +78,4 @@ def recall(teacher: Teacher) -> list[Measured]:
 
 
 def _folder(teacher: Teacher) -> Path:
-    return files.cache_folder() / "teacher-returns" / policy_hash(teacher)[:32]
+    return files.cache_folder() / "teacher-returns" / teacher.policy_sha256[:32]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +90,7 @@ class Teacher:
         network = spec.build("meta")
         network.load_state_dict(dict(state_dict), strict=True, assign=True)
         self.network = network.eval().requires_grad_(False)
+        self._policy_sha256: str | None = None
 
     def to(self, device: torch.device | str) -> Teacher:
         """Move the weights; returns this teacher."""
@@ -98,6 +101,23 @@ class Teacher:
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.network.parameters()).device
+
+    @property
+    def policy_sha256(self) -> str:
+        """64 hex digits that no other policy has: of the file's hash, the network's shape, all its numbers.
+
+        Beside some checkpoints lie statistics of observations, which are part of the policy and not of the
+        file.
+        """
+        if self._policy_sha256 is None:  # the weights are frozen
+            spec = self.spec
+            what = [self.card.sha256, spec.network, spec.network_options, spec.outputs]
+            digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode())
+            for name, value in sorted(self.network.state_dict().items()):
+                digest.update(name.encode())
+                digest.update(value.cpu().contiguous().numpy().tobytes())
+            self._policy_sha256 = digest.hexdigest()
+        return self._policy_sha256
 
     @torch.inference_mode()
     def outputs(self, obs: Tensor) -> Tensor:
@@ -120,6 +140,7 @@ class Teacher:
         card = dataclasses.asdict(self.card)
         order = ("ref", "resolved", "revision", "file", "sha256", "format")
         return {name: card[name] for name in order} | {
+            "policy_sha256": self.policy_sha256,
             "algorithm": self.spec.algorithm,
             "architecture": _architecture(self.spec),
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),

@@ -15,7 +15,7 @@ from reincarnate.errors import UserError
 from reincarnate.networks import Network
 from reincarnate.teachers import reference, zoo
 from reincarnate.teachers.formats import save_native
-from reincarnate.teachers.measured import policy_hash, recall, remember
+from reincarnate.teachers.measured import recall, remember
 from reincarnate.teachers.reference import RUN_STUDENT
 from reincarnate.teachers.teacher import Reported, Teacher, TeacherCard, TeacherSpec
 from reincarnate.teachers.zoo import list_teachers, load_teacher, show_teacher
@@ -331,5 +331,5 @@ def test_statistics_beside_the_weights_are_part_of_the_policy() -> None:
     state = spec.build().state_dict()
     card = TeacherCard("x", "x", None, "x", "0" * 64, "sb3")
     other = state | {"normaliser.mean": state["normaliser.mean"] + 1}
-    hashes = [policy_hash(Teacher(spec, card, weights)) for weights in (state, dict(state), other)]
+    hashes = [Teacher(spec, card, weights).policy_sha256 for weights in (state, dict(state), other)]
     assert hashes[0] == hashes[1] != hashes[2]

@@ -47,8 +47,13 @@ class SegmentRecord:
     ring: tuple[int, ...]  # Replay.ring when it was written
 
     def __post_init__(self) -> None:
+        """``TypeError`` on other values: lists of records come from files that can be damaged."""
         object.__setattr__(self, "ends", tuple(self.ends))
         object.__setattr__(self, "ring", tuple(self.ring))
+        numbers = (self.rows, self.bytes, *self.ends, *self.ring)
+        texts = isinstance(self.file, str) and isinstance(self.sha256, str)
+        if not texts or len(self.ring) != 2 or any(type(n) is not int or n < 0 for n in numbers):
+            raise TypeError(f"no record of a segment: {self.file!r}")
 
 
 class SegmentStore:

@@ -111,7 +111,7 @@ def _players_of_run(folder: Path, asked: Asked) -> list[Player]:
 def _teacher_of_run(folder: Path, recorded: dict[str, str], env_id: str | None, asked: Asked) -> Teacher:
     try:
         teacher = _load(runfiles.exact_reference(recorded), env_id, asked)
-        runfiles.check_same_teacher(folder, recorded, teacher.card.sha256)
+        runfiles.check_same_teacher(folder, recorded, teacher)
     except UserError as error:
         raise UserError(
             f"the teacher of {folder} is not there any more ({error}); to watch its student alone, give "
