@@ -23,6 +23,7 @@ RUN_STUDENT = "student.safetensors"
 WEIGHT_ENDINGS = (".cleanrl_model", ".safetensors", ".zip", ".pt", ".pth", ".msgpack", ".ckpt")
 #: The model card of a repository or folder.
 CARD = "README.md"
+_MAX_TEXT_BYTES = 4 << 20  # of a card, of a run's configuration
 # What lies beside a policy and is none: training curves, the other parts of an unpacked archive.
 _NOT_WEIGHTS = frozenset({"train_eval_metrics.zip", "pytorch_variables.pth", "optimizer.pt", "optimizer.pth"})
 _NOT_WEIGHTS_ENDINGS = (".optimizer.pth", ".optimizer.pt")
@@ -166,9 +167,18 @@ def local_file(reference: Reference) -> Path:
 def local_card(file: Path) -> str | None:
     """The model card beside a checkpoint, if there is a readable one."""
     try:
-        return (file.parent / CARD).read_text(encoding="utf-8")
+        return _small_text(file.parent / CARD)
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _small_text(path: Path) -> str | None:
+    """The text of a file; None where it is none (a pipe would be waited for), or far too large."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        content = file.read(_MAX_TEXT_BYTES + 1)
+    return content.decode("utf-8") if len(content) <= _MAX_TEXT_BYTES else None
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -211,8 +221,8 @@ def _parse_path(text: str, path: Path) -> Reference:
 def _is_run_config(config: Path) -> bool:
     """Whether a config.json is a run's: other tools use that name too, also beside checkpoints."""
     try:
-        values = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = json.loads(_small_text(config) or "null")
+    except (OSError, ValueError, RecursionError):
         return False
     parts = [values, *values.values()] if isinstance(values, dict) else []
     return any(isinstance(part, dict) and {"student", "preset"} <= part.keys() for part in parts)

@@ -32,12 +32,14 @@ class _Group(click.Group):
         except OSError as error:  # full or unwritable disks; whatever else it is, it is said
             place = f"{error.filename}: " if error.filename else ""
             _fail(f"{place}{error.strerror or error}; check that it exists and can be written")
+        except MemoryError:
+            _fail("there is not enough memory for this; free some, or ask for less")
         except (Stopped, KeyboardInterrupt, click.Abort):
             sys.exit(EXIT_STOPPED)
 
 
 def _fail(message: str) -> None:
-    click.echo(f"reincarnate: {' '.join(message.split())}", err=True)
+    click.echo(f"reincarnate: {' '.join(_printable(message).split())}", err=True)
     sys.exit(EXIT_USER_ERROR)
 
 
@@ -49,9 +51,16 @@ def main() -> None:
 
 def print_result(value: Any, as_json: bool, lines: Callable[[], list[str]]) -> None:
     """One JSON document, or lines for people, on standard output."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False) if as_json else "\n".join(lines()))
+    click.echo(json.dumps(value, indent=2, allow_nan=False) if as_json else _printable("\n".join(lines())))
 
 
 def say(line: str) -> None:
     """A line beside the result, on standard error."""
-    click.echo(line, err=True)
+    click.echo(_printable(line), err=True)
+
+
+def _printable(text: str) -> str:
+    """Names out of files and repositories are among it: no control characters of somebody's making."""
+    from reincarnate.progress import printable
+
+    return printable(text)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from reincarnate.errors import UserError
 from reincarnate.networks.nature import NatureTrunk, Padding
 
+_MAX_TAUS = 65_536  # the cosines of all are held at once
 _TAUS_AT_ONCE = 8  # so many copies of the image features are held at a time
 
 
@@ -38,8 +39,10 @@ class IqnTrunk(NatureTrunk):
         taus: int = 64,
     ) -> None:
         super().__init__(obs_shape, hidden, padding)
-        if embedding < 1 or taus < 1:
-            raise UserError(f"embedding and taus must be at least 1, got {embedding} and {taus}")
+        if embedding < 1 or not 1 <= taus <= _MAX_TAUS:
+            raise UserError(
+                f"embedding and taus must be at least 1, taus at most {_MAX_TAUS}; got {embedding}, {taus}"
+            )
         self.embedding = nn.Linear(embedding, self.fc.in_features)
         self.taus = taus
 

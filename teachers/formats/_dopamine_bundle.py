@@ -8,9 +8,10 @@ numbered across layer types (``Conv_2``, ``Dense_3``), since then below ``params
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from reincarnate.teachers.formats._unpickle import Record, read_pickle
 _ONLINE = "online_params"
 _MAX_DEPTH = 8
 _MAX_ARRAYS = 256  # the largest network that can be read has some thirty
+_MAX_MAPS = 1024  # dicts on the way to them; a pickle can name one dict again and again, also within itself
 _NUMBERED = re.compile(r"(?P<kind>[A-Za-z]+)_(?P<number>\d{1,6})")
 _MARKS = (_ONLINE.encode(), b"network_params", b"training_steps")
 _LOOK_BYTES = 1 << 20  # the agent's last observation stands before the first of them
@@ -52,7 +54,7 @@ def read_parameters(path: Path) -> dict[str, Tensor]:
     is_linen = isinstance(tree, dict) and set(tree) == {"params"}
     tree = _plain(tree["params"]) if is_linen else _as_linen(tree)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    _flatten(path, tree, "", arrays)
+    _flatten(path, tree, "", arrays, itertools.count())
     return _tensors(path, arrays)
 
 
@@ -67,7 +69,8 @@ def _without_parameters(bundle: Mapping[Any, Any]) -> str:
             "holds no network: it belongs to an agent of Dopamine in TensorFlow, whose weights lie in "
             "tf_ckpt-N files beside it and are not read; a JAX agent's ckpt.N holds them itself"
         )
-    found = one_line(", ".join(str(key) for key in list(bundle)[:6])) or "nothing"
+    keys = (key if isinstance(key, str) else _kind(key) for key in list(bundle)[:6])
+    found = one_line(", ".join(keys)) or "nothing"
     return f"is a pickle, but no Dopamine bundle: no {_ONLINE!r}, but {found}"
 
 
@@ -93,14 +96,23 @@ def _as_linen(tree: Any) -> Any:
 
 
 def _flatten(
-    path: Path, tree: Any, prefix: str, arrays: dict[str, np.ndarray[Any, Any]], depth: int = 0
+    path: Path,
+    tree: Any,
+    prefix: str,
+    arrays: dict[str, np.ndarray[Any, Any]],
+    maps: Iterator[int],
+    depth: int = 0,
 ) -> None:
     if not isinstance(tree, dict) or depth > _MAX_DEPTH:
         raise UserError(f"{path}: {prefix or _ONLINE}: expected a dict of parameters, found {_kind(tree)}")
+    if next(maps) > _MAX_MAPS:
+        raise UserError(f"{path}: {_ONLINE}: more than {_MAX_MAPS} dicts; no network of Dopamine's")
     for name, value in tree.items():
         value = _plain(value)
+        if not isinstance(name, str):
+            raise UserError(f"{path}: {prefix or _ONLINE}: a key is {_kind(name)}, not text")
         if isinstance(value, dict):
-            _flatten(path, value, f"{prefix}{name}/", arrays, depth + 1)
+            _flatten(path, value, f"{prefix}{name}/", arrays, maps, depth + 1)
         elif isinstance(value, np.ndarray):
             arrays[f"{prefix}{name}"] = value
         else:

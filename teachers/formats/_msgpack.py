@@ -20,6 +20,7 @@ from reincarnate.teachers.formats._text import reason
 
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
+_MAX_FILE_BYTES = 2 << 30
 _MAX_ENTRIES = 4096  # of one map or list; checkpoints have dozens
 _MAX_TEXT = 65_536  # bytes of one key or text value
 _MAX_DIMENSIONS = 8
@@ -53,6 +54,8 @@ def read_tree(path: Path) -> Any:
     Raises:
         UserError: truncated, corrupted, or not flax's msgpack.
     """
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise UserError(f"{path} is not opened: more than {_MAX_FILE_BYTES >> 20} MiB of msgpack")
     data = path.read_bytes()
     try:
         tree = msgpack.unpackb(

@@ -16,6 +16,7 @@ from typing import Any
 from reincarnate.teachers.formats._yaml import Tagged
 
 _MAX_TEXT = 10_000  # characters of a literal
+_MAX_SIZE = 1 << 31  # of a dimension
 _CLASS = re.compile(r"<class '([\w.<>]+)'>|([A-Za-z_][\w.]*)")
 
 
@@ -103,6 +104,8 @@ def _integer(value: Any) -> int | None:
 
 def _shape(value: Any) -> tuple[int, ...] | None:
     sizes = literal(value)
-    if isinstance(sizes, (list, tuple)) and len(sizes) <= 8 and all(type(size) is int for size in sizes):
+    if not isinstance(sizes, (list, tuple)) or len(sizes) > 8:
+        return None
+    if all(type(size) is int and 0 <= size < _MAX_SIZE for size in sizes):
         return tuple(sizes)
     return None

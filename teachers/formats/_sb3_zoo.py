@@ -7,7 +7,6 @@ environment beside the zip, or beside the zip itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -28,6 +27,7 @@ from reincarnate.teachers.reference import files_below
 _ARGUMENTS, _CONFIG, _ENV_KWARGS = "args.yml", "config.yml", "env_kwargs.yml"
 _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl")
 _MAX_STATISTICS_BYTES = 4 << 20  # of vectors they are a few kB
+_MAX_NUMBER = 1e30
 _DEFAULT_CLIP, _DEFAULT_EPSILON = 10.0, 1e-8
 
 
@@ -210,6 +210,7 @@ def _number(path: Path, record: Record, name: str, default: float) -> float:
     value = record.field(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not plain or not abs(value) < _MAX_NUMBER:  # an integer can be too large for a float
         raise UserError(f"{path}: {name}: expected a number, found {type(value).__name__}")
     return float(value)

@@ -18,6 +18,8 @@ from reincarnate.teachers.formats._text import reason
 
 _MAX_BYTES = 1 << 17
 _MAX_DEPTH = 32
+_MAX_SIZE = 8 << 20  # characters, with all that the aliases stand for
+_MAX_DIGITS = 100  # of a number; longer ones stay text
 _PLAIN = "tag:yaml.org,2002:"
 _PYTHON = "tag:yaml.org,2002:python/"
 #: Dicts that ``yaml.dump`` writes as a call with a list of pairs.
@@ -71,6 +73,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}  # of what was made
         self._open: set[int] = set()
 
     def value(self, node: yaml.Node | None, depth: int) -> Any:
@@ -81,8 +84,22 @@ class _Reader:
         if id(node) not in self._made:
             self._open.add(id(node))
             self._made[id(node)] = self._make(node, depth + 1)
+            self._count(node)
             self._open.discard(id(node))
         return self._made[id(node)]
+
+    def _count(self, node: yaml.Node) -> None:
+        """Refuse what a few aliases blow up: nobody could print it."""
+        size = 1 + len(node.tag)
+        if isinstance(node, yaml.ScalarNode):
+            size += len(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            size += sum(self._sizes[id(part)] for pair in node.value for part in pair)
+        else:
+            size += sum(self._sizes[id(part)] for part in node.value)
+        if size > _MAX_SIZE:
+            raise ValueError("its aliases stand for far more than it holds")
+        self._sizes[id(node)] = size
 
     def _make(self, node: yaml.Node, depth: int) -> Any:
         tag = node.tag
@@ -138,7 +155,9 @@ def _scalar(tag: str, text: str) -> Any:
         short = _PYTHON_SCALARS.get(kind, kind)
     else:
         short = tag.removeprefix(_PLAIN)
+    if short == "int" and len(text) > _MAX_DIGITS:
+        return text
     try:
         return _SCALARS.get(short, str)(text)
-    except ValueError:  # YAML's octal numbers, a number of thousands of digits
+    except ValueError:  # YAML's octal numbers
         return text

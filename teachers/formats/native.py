@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -118,7 +119,7 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _header(path: Path, text: str) -> dict[str, Any]:
     try:
-        header = json.loads(text, parse_constant=_refuse_constant)
+        header = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise UserError(f"{path}: its {_KEY!r} metadata is not JSON; the file is damaged") from None
     version = header.get("format") if isinstance(header, dict) else None
@@ -135,8 +136,28 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
+def _finite(text: str) -> float:
+    """A number that can be written again: ``1e999`` is JSON, and infinity to Python."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text[:40])
+    return number
+
+
+def _refuse_long(path: Path, options: Any, most: int, depth: int = 0) -> None:
+    """Network options list sizes of layers, of which there are no more than tensors in the file."""
+    parts = list(options.values()) if isinstance(options, dict) else options
+    if not isinstance(parts, list):
+        return
+    if len(parts) > max(most, 8) or depth > 8:
+        raise UserError(f"{path}: spec: network_options of more layers than the file has weights")
+    for part in parts:
+        _refuse_long(path, part, most, depth + 1)
+
+
 def _checked_state(path: Path, spec: TeacherSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, if they are exactly the network's."""
+    _refuse_long(path, spec.network_options, len(tensors))
     try:
         expected = spec.build("meta").state_dict()
     except Exception as error:  # the options come from the file: anything may be wrong with them
