@@ -118,7 +118,7 @@ class Run:
     ) -> Run:
         checkpoints = CheckpointFolder(folder)
         state = checkpoints.load(torch.device("cpu"))[0] if checkpoints.exists() else None
-        if state and not state.keys() >= {"precision", "device", "tensorboard"}:
+        if state is not None and not state.keys() >= {"precision", "device", "tensorboard"}:
             raise checkpoints.damaged("entries are missing")
         parts = prepare.prepare(
             config,
