@@ -26,7 +26,7 @@ from reincarnate.errors import UserError
 from reincarnate.replay import memory
 from reincarnate.replay.index import Ints
 from reincarnate.replay.ring import Replay
-from reincarnate.replay.rows import Array
+from reincarnate.replay.rows import Array, column_names
 
 T = TypeVar("T")
 #: Rows of one segment of :meth:`SegmentStore.append_new`: 60 MB of Atari, copied in memory while written.
@@ -141,12 +141,13 @@ class SegmentStore:
             UserError: a segment is missing, truncated, altered, or of another kind of environment.
         """
         if self._records:
-            replay.follow(self._records[-1].ring)
+            replay.follow(self._records[-1].ring)  # a ring that does not fit does nothing
         for record, arrays in zip(self._records, _ahead(self._read, self._records), strict=True):
             path = self._folder / record.file
             try:
+                _check_rows(arrays, replay.num_envs, replay.spec.num_actions)
                 replay.append_rows(arrays, path)
-            except (KeyError, ValueError) as error:
+            except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
                 raise UserError(f"{path} does not fit this buffer ({error}); collect it again") from None
 
     def _write(self, name: str, data: bytes) -> None:
@@ -176,6 +177,28 @@ class SegmentStore:
             return safetensors.numpy.load(data)
         except (SafetensorError, ValueError, KeyError) as error:
             raise UserError(f"{path} is no replay segment ({error}); {remedy}") from None
+
+
+def _check_rows(arrays: dict[str, Array], num_envs: int, num_actions: int) -> None:
+    """Refuse, with ValueError or KeyError, rows that would fail or poison a learner much later.
+
+    A segment can come from somebody else: its hash says that it is the one that was listed, not that it is
+    good.
+    """
+    for name in ("starts", "counts"):
+        each = arrays[name]
+        if each.shape != (num_envs,) or each.dtype.kind != "i" or int(each.min()) < 0:
+            raise ValueError(f"{name} of {each.shape[:1]} environments, or below zero")
+    number = int(arrays["counts"].sum())
+    for name in column_names():
+        if arrays[name].shape[:1] != (number,):
+            raise ValueError(f"{name} of {arrays[name].shape[:1]} rows, not {number}")
+    action = arrays["action"]
+    if action.dtype.kind not in "iu" or (number and not 0 <= action.min() <= action.max() < num_actions):
+        raise ValueError(f"actions that are not 0 to {num_actions - 1}")
+    for name in ("frame", "reward", "raw_reward", "teacher_outputs"):
+        if arrays[name].dtype.kind not in "iu" and not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} holds what is no number")
 
 
 def is_segment_name(name: str) -> bool:
