@@ -98,13 +98,16 @@ def prepare(
         collect = dataclasses.replace(config.collect, teacher_data=data.exact)
         config = dataclasses.replace(config, collect=collect)
     buffers = _buffers(config, entry, spec, teacher, data, folder or Path("runs"))
-    chosen_storage = _choose_storage(config, spec, buffers, device, where, announce)
+    said: list[str] = []  # once nothing is refused any more: an error is the only line
+    chosen_storage = _choose_storage(config, spec, buffers, device, where, said.append)
     if data is not None:
         data.fetch()
     generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
     chosen = precision or entry.choose_precision(config, spec, device)
     student = entry.factory(config, spec, device, chosen, generator)
     parse_act_rule(config.evaluate.student_act, student.outputs)
+    for line in said:
+        announce(line)
     sampler = Sampler(chosen_storage.device(device), seeds.derive(config.seed, "batches"))
     return Parts(
         config,
