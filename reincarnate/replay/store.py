@@ -187,14 +187,18 @@ def _check_rows(arrays: dict[str, Array], num_envs: int, num_actions: int) -> No
     """
     for name in ("starts", "counts"):
         each = arrays[name]
-        if each.shape != (num_envs,) or each.dtype.kind != "i" or int(each.min()) < 0:
-            raise ValueError(f"{name} of {each.shape[:1]} environments, or below zero")
+        if each.shape != (num_envs,):
+            raise ValueError(f"rows of {each.size} environments, not {num_envs}")
+        if each.dtype.kind != "i" or int(each.min()) < 0:
+            raise ValueError(f"{name} that are no counts")
     number = int(arrays["counts"].sum())
     for name in column_names():
         if arrays[name].shape[:1] != (number,):
             raise ValueError(f"{name} of {arrays[name].shape[:1]} rows, not {number}")
-    action = arrays["action"]
-    if action.dtype.kind not in "iu" or (number and not 0 <= action.min() <= action.max() < num_actions):
+    action, outputs = arrays["action"], arrays["teacher_outputs"]
+    same_actions = outputs.shape[1:] == (num_actions,)  # else that is what is told
+    in_range = not number or 0 <= action.min() <= action.max() < num_actions
+    if action.dtype.kind not in "iu" or (same_actions and not in_range):
         raise ValueError(f"actions that are not 0 to {num_actions - 1}")
     for name in ("frame", "reward", "raw_reward", "teacher_outputs"):
         if arrays[name].dtype.kind not in "iu" and not np.isfinite(arrays[name]).all():
