@@ -92,5 +92,5 @@ def test_tensors_of_something_else_are_one_line(root: Path) -> None:
 
 
 def test_another_network_in_the_configuration_is_one_line(root: Path) -> None:
-    edit(root / "run" / "config.json", inside("network", lambda network: network | {"hidden": [7]}))
-    refused(lambda: Run.resume(root / "run", quiet()), r"config\.json was changed")
+    edit(root / "run" / "config.json", inside("network", lambda network: "nature"))
+    refused(lambda: Run.resume(root / "run", quiet()), r"nature network takes observations")

@@ -128,8 +128,8 @@ def test_to_json_holds_what_teachers_show_promises() -> None:
     described = made.to_json()
     assert json.loads(json.dumps(described)) == described
     assert list(described) == [
-        *("ref", "resolved", "revision", "file", "sha256", "format", "algorithm", "architecture"),
-        *("parameters", "env", "reported", "assumed"),
+        *("ref", "resolved", "revision", "file", "sha256", "format", "policy_sha256", "algorithm"),
+        *("architecture", "parameters", "env", "reported", "assumed"),
     ]
     assert described["parameters"] == 3 * 4 + 3 + 2 * 3 + 2
     assert described["architecture"] == "mlp (hidden=[3], activation=relu)"
