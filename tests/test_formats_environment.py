@@ -62,6 +62,24 @@ def test_the_folder_name_tells_a_classic_environment(dense: Path, folder: str) -
     assert checkpoint.assumed == {"env_id": f"the folder name {folder!r}"}
 
 
+@pytest.mark.parametrize(
+    ("hints", "env_id", "why"),
+    [
+        (Hints(source="me/LunarLander-v2-dqn-seed1"), "LunarLander-v3", "; LunarLander-v3 in the place of"),
+        (Hints(source="me/LunarLander-v3-dqn-seed1"), "LunarLander-v3", "LunarLander-v3-dqn-seed1'"),
+        (Hints("LunarLander-v2"), "LunarLander-v2", "--env"),
+    ],
+)
+def test_a_retired_version_gives_way_to_the_newest(
+    tmp_path: Path, hints: Hints, env_id: str, why: str
+) -> None:
+    """EnvPool still plays the old one, gymnasium does not; a user who names it gets it."""
+    network = writers.torch_mlp(8, (120, 84), 4, nn.ReLU)
+    checkpoint = detect_and_read(writers.save_dqn(tmp_path / "dqn.cleanrl_model", network), hints)
+    assert checkpoint.spec.env.env_id == env_id
+    assert why in checkpoint.assumed["env_id"]
+
+
 def test_the_file_name_tells_where_the_folder_does_not(tmp_path: Path) -> None:
     checkpoint = detect_and_read(nature(tmp_path / "downloads" / "Breakout-v5-dqn.cleanrl_model", 4))
     assert checkpoint.assumed["env_id"] == "the file name 'Breakout-v5-dqn.cleanrl_model'"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reincarnate.envs import env_spec
+from reincarnate.envs import current_id, env_spec
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats._checkpoint import Hints
 from reincarnate.teachers.formats._text import one_line, reason
@@ -62,6 +62,8 @@ def cleanrl_environment(
     """
     is_image = len(weights.obs_shape) == 3
     env_id, why = _env_id(path, hints, recorded, is_image, beside)
+    if hints.env_id is None and not is_image:
+        env_id, why = _newest(env_id, why)
     overrides, assumed = {}, {"env_id": why}
     if is_image:
         settings, believed = _atari_settings(path, hints, recorded, weights, env_id)
@@ -175,6 +177,18 @@ def _env_id(
         if found:
             return found, f"the {kind} name {name!r}"
     raise UserError(f"{path}: nothing tells which environment this teacher plays; name it with --env")
+
+
+def _newest(env_id: str, why: str) -> tuple[str, str]:
+    """``LunarLander-v2`` is ``LunarLander-v3`` now: EnvPool still has both, gymnasium only the newer one."""
+    try:
+        current = current_id(env_id)
+    except UserError:  # told where the environment is compared with the weights
+        return env_id, why
+    name, version, _ = env_id.partition("-v")
+    if not version or current.lower() == env_id.lower() or current.partition("-v")[0].lower() != name.lower():
+        return env_id, why
+    return current, f"{why}; {current} in the place of {env_id}"
 
 
 def _names(path: Path, hints: Hints) -> list[tuple[str, str]]:
