@@ -190,6 +190,17 @@ def test_a_truncation_or_damage_is_told(saved: Path) -> None:
         assert "\n" not in str(got.value)
 
 
+@pytest.mark.parametrize("size", [10_000_000, 99_999_999, 100_000_001, 2**63])
+def test_a_header_that_claims_to_be_longer_than_the_file_is_told(saved: Path, size: int) -> None:
+    content = saved.read_bytes()
+    saved.write_bytes(size.to_bytes(8, "little") + content[8:])
+    with pytest.raises(
+        UserError, match=r"is truncated or damaged|is in no format that can be read"
+    ) as caught:
+        detect_and_read(saved)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_user_may_name_another_environment_of_the_same_shape(tmp_path: Path, saved: Path) -> None:
     moved = detect_and_read(saved, Hints("CartPole-v0"))
     assert moved.spec.env == env_spec("CartPole-v0")
