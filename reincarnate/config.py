@@ -131,6 +131,8 @@ class RunConfig:
     network: Literal["auto", "nature", "impala", "mlp"] = "auto"  # auto: impala for images, mlp for vectors
     preset: str = "default"
     seed: int = 1
+    #: Of G_T, G_random and D_T, which runs with the same one share through the cache; None: the run's own.
+    teacher_seed: int | None = None
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
@@ -147,6 +149,11 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, nested by part."""
         return dataclasses.asdict(self)
+
+    @property
+    def seed_of_teacher(self) -> int:
+        """What the teacher's part (G_T, G_random, D_T) is seeded with."""
+        return self.seed if self.teacher_seed is None else self.teacher_seed
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -376,6 +383,7 @@ _UNIT = (
     "env.sticky_probability",
 )
 _POSITIVE_OR_NONE = ("distill.teacher_temperature", "env.noop_max", "env.max_agent_steps")
+_NOT_NEGATIVE_OR_NONE = ("teacher_seed",)
 
 
 def _validate(config: RunConfig) -> None:
@@ -387,6 +395,7 @@ def _validate(config: RunConfig) -> None:
         (_POSITIVE, lambda x: x > 0, "greater than 0"),
         (_POSITIVE_OR_NONE, lambda x: x is None or x > 0, "greater than 0"),
         (_NOT_NEGATIVE, lambda x: x >= 0, "0 or more"),
+        (_NOT_NEGATIVE_OR_NONE, lambda x: x is None or x >= 0, "0 or more"),
         (_UNIT, lambda x: x is None or 0 <= x <= 1, "between 0 and 1"),
     )
     for names, holds, words in rules:

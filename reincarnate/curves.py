@@ -106,17 +106,25 @@ class Evaluation:
     agent_steps: int  # of the online phase; 0 offline
     act: str  # acting rule, e.g. "epsilon=0.01"
     returns: Returns
+    seconds: float | None = None  # of training in that phase, without evaluations; None in older files
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``curves.json``."""
         head = {"phase": self.phase, "updates": self.updates, "agent_steps": self.agent_steps}
-        return head | {"act": self.act, "return": self.returns.to_dict()}
+        return head | {"seconds": self.seconds, "act": self.act, "return": self.returns.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Evaluation:
         """Inverse of :meth:`to_dict`."""
         returns = Returns.from_dict(values["return"])
-        return cls(values["phase"], values["updates"], values["agent_steps"], values["act"], returns)
+        return cls(
+            values["phase"],
+            values["updates"],
+            values["agent_steps"],
+            values["act"],
+            returns,
+            values.get("seconds"),
+        )
 
 
 def _losses() -> dict[str, Series]:
@@ -142,9 +150,17 @@ class Curves:
     #: by phase: step (offline: updates; online: agent steps) -> losses
     losses: dict[str, Series] = field(default_factory=_losses)
 
-    def add_evaluation(self, phase: str, updates: int, agent_steps: int, act: str, returns: Returns) -> None:
-        """The student was evaluated: ``updates`` of the phase, ``agent_steps`` online (0 offline)."""
-        self.evaluations.append(Evaluation(phase, updates, agent_steps, act, returns))
+    def add_evaluation(
+        self,
+        phase: str,
+        updates: int,
+        agent_steps: int,
+        act: str,
+        returns: Returns,
+        seconds: float | None = None,
+    ) -> None:
+        """The student was evaluated, ``seconds`` of training into the phase; ``agent_steps`` is 0 offline."""
+        self.evaluations.append(Evaluation(phase, updates, agent_steps, act, returns, seconds))
 
     def add_game(self, agent_step: int, raw_return: float) -> None:
         """A training game of the online phase ended."""

@@ -173,7 +173,7 @@ def _buffers(
         shared = data.collection
         buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, data.complete))
     elif entry.method.offline and teacher is not None:
-        seed = seeds.derive(config.seed, "collect")
+        seed = seeds.derive(config.seed_of_teacher, "collect")
         collection = Collection.of(teacher, spec, config.collect, envs, backend, seed)
         buffers.append(Buffer(envs, config.collect.agent_steps, collection.folder))
     return buffers

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from reincarnate import files, phases, prepare, report, result, runfiles
+from reincarnate import files, phases, prepare, report, result, runfiles, seeds
 from reincarnate.checkpoint import CheckpointClock, CheckpointFolder
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
@@ -240,7 +240,7 @@ class Run:
             config.collect,
             config.env.num_envs,
             config.env.backend,
-            stage.seed("collect"),
+            seeds.derive(config.seed_of_teacher, "collect"),
         )
         replay = self._new_replay(config.env.num_envs, config.collect.agent_steps)
         with self.progress.phase("collect", total=config.collect.agent_steps, unit="agent steps") as bar:

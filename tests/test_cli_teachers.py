@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reincarnate.cli import main
-from reincarnate.cli.teachers import _table
+from reincarnate.cli.teachers import table
 
 from small_runs import TEACHER
 
@@ -86,7 +86,7 @@ def test_collect_has_a_json_document(tmp_path: Path) -> None:
 
 
 def test_cells_are_printed_as_they_are_but_for_control_characters() -> None:
-    lines = _table(["a", "b"], [["[red]x[/red]", "y\x1b[2J\nz"], ["", "w" * 300]])
+    lines = table(["a", "b"], [["[red]x[/red]", "y\x1b[2J\nz"], ["", "w" * 300]])
     assert lines[1].split() == ["[red]x[/red]", "y[2J", "z"]
     assert "".join(line.strip() for line in lines[2:]) == "w" * 300
     assert all(len(line) <= 160 for line in lines)

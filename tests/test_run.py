@@ -8,7 +8,7 @@ import torch
 
 import reincarnate
 from reincarnate.errors import UserError
-from reincarnate.phases import Stopped
+from reincarnate.phases import Stopped, evaluation
 from reincarnate.phases.stage import Stage
 from reincarnate.runner import Run
 
@@ -359,3 +359,40 @@ def test_teacher_temperature_is_that_of_its_kind(cache: Path, tmp_path: Path) ->
     assert run.stage.teacher is not None
     object.__setattr__(run.stage.teacher.spec, "outputs", "policy_logits")
     assert Learner(run.stage, replay, True)._temperature == 1.0
+
+
+# ---------------------------------------------------------------- runs that are compared
+
+
+def test_runs_with_one_teacher_seed_share_the_teachers_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
+    played: list[str] = []
+    original = evaluation._evaluate
+
+    def counted(stage: Stage, policy: Any, title: str, seed: int, generator: torch.Generator) -> Any:
+        played.append(title.split(" (")[0])
+        return original(stage, policy, title, seed, generator)
+
+    monkeypatch.setattr(evaluation, "_evaluate", counted)
+    short = {"offline__updates": 4, "offline__evaluations": 0, "online__agent_steps": 0, "teacher_seed": 7}
+
+    def run(name: str, **changes: Any) -> dict[str, Any]:
+        config = small_config(**{**short, "online__evaluations": 0, **changes})
+        return Run.start(config, tmp_path / name, quiet()).execute()
+
+    first, second, alone = run("first"), run("second", seed=2), run("alone", teacher_seed=8)
+    assert played == ["evaluate teacher", "evaluate random play"] * 2
+    assert second["teacher"]["return"] == first["teacher"]["return"] != alone["teacher"]["return"]
+    assert second["random"] == first["random"] != alone["random"]
+    assert [each["phases"]["collect"]["reused"] for each in (first, second, alone)] == [False, True, False]
+    assert first["buffers"]["teacher"]["path"] == second["buffers"]["teacher"]["path"]
+    assert not same(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    # A student does not depend on who measured the teacher: the same seed on a warm cache gives the same one.
+    run("again")
+    assert same(weights(tmp_path / "first"), weights(tmp_path / "again"))
+    # Whatever stands in the cache and is not a measurement is measured again.
+    for path in (tmp_path / "cache" / "shared-returns").glob("*.json"):
+        path.write_text("{}")
+    assert run("repaired")["teacher"]["return"] == first["teacher"]["return"]

@@ -100,11 +100,12 @@ def run(
             raise UserError("--resume goes on with the run as it was configured; pass no other option")
         api.resume(resume)
         return
-    given = dict(_key_value(text) for text in settings) | given  # an option of its own wins
+    given = dict(key_value(text) for text in settings) | given  # an option of its own wins
     api.run(teacher, student or "qdagger-dqn", preset=preset or "default", out=out, settings=given)
 
 
-def _key_value(text: str) -> tuple[str, str]:
+def key_value(text: str) -> tuple[str, str]:
+    """The two sides of a ``--set`` option."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(f"--set takes key=value, got {text!r}")

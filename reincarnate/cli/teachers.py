@@ -43,7 +43,7 @@ def teachers_list(env: str | None, algorithm: str | None, source: Any, as_json: 
 
     def lines() -> list[str]:
         cells = [[*(str(row[name] or "?") for name in names), "yes" if row["cached"] else ""] for row in rows]
-        return _table(["reference", *names[1:], "cached"], cells)
+        return table(["reference", *names[1:], "cached"], cells)
 
     print_result(rows, as_json, lines)
 
@@ -138,7 +138,7 @@ def _diagnosed(diagnosis: Diagnosis) -> list[str]:
         return [cause.name, cause.words, returns, verdict, f"{trial.share:.0%}", f"{trial.p_change:.2g}"]
 
     head = ["cause", "setting", "return (games)", "p of the claim", "likelihood", "p of no change"]
-    return ["", *_table(head, [cells(trial) for trial in diagnosis.trials]), "", diagnosis.verdict]
+    return ["", *table(head, [cells(trial) for trial in diagnosis.trials]), "", diagnosis.verdict]
 
 
 def _described(described: dict[str, Any]) -> list[str]:
@@ -153,7 +153,7 @@ def _described(described: dict[str, Any]) -> list[str]:
     assumed = described["assumed"]
     settings = [[name, str(value), assumed.get(name, "")] for name, value in env.items()]
     settings += [[name, "", why] for name, why in assumed.items() if name not in env]
-    return [*_table(None, rows), "", *_table(["environment", "value", "assumed from"], settings)]
+    return [*table(None, rows), "", *table(["environment", "value", "assumed from"], settings)]
 
 
 def _claimed(reported: dict[str, Any] | None) -> str:
@@ -173,7 +173,7 @@ def _recalled(measured: dict[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table; cells may hold anything that stands in a file."""
     from rich.console import Console
     from rich.table import Table
@@ -181,12 +181,12 @@ def _table(head: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> list[st
 
     from reincarnate.progress import printable
 
-    table = Table(box=None, show_header=head is not None, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn = Table(box=None, show_header=head is not None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in head or [""] * max(map(len, rows), default=0):
-        table.add_column(name, overflow="fold")
+        drawn.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(" ".join(printable(cell).split())) for cell in row))
+        drawn.add_row(*(Text(" ".join(printable(cell).split())) for cell in row))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
     output = io.StringIO()
-    Console(file=output, width=width, color_system=None, highlight=False).print(table)
+    Console(file=output, width=width, color_system=None, highlight=False).print(drawn)
     return [line.rstrip() for line in output.getvalue().splitlines()]

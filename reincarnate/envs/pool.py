@@ -116,8 +116,13 @@ def _settings(spec: EnvSpec) -> dict[str, Any]:
 
 
 def num_threads(num_envs: int) -> int:
-    """Threads that step environments: a small machine's cores; two fewer on a larger one, for the learner."""
+    """Threads that step environments: a small machine's cores; two fewer on a larger one, for the learner.
+
+    ``REINCARNATE_CORES`` says how many of the cores are this process's, where several runs share them.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = os.environ.get("REINCARNATE_CORES", "")
+    cores = min(cores, int(told)) if told.isdecimal() and int(told) > 0 else cores
     return max(1, min(num_envs, cores if cores <= 4 else cores - 2))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from reincarnate import seeds
 from reincarnate.acting import ActRule, parse_act_rule
 from reincarnate.evaluate import OutputsPolicy, RandomPolicy, evaluate
+from reincarnate.phases.shared_returns import shared
 from reincarnate.phases.stage import Stage
 from reincarnate.students.student import Student
+from reincarnate.teachers.measured import policy_hash
 from reincarnate.types import Policy, Returns
 
 #: Environments that an evaluation steps together where training uses a single one.
@@ -38,23 +42,34 @@ def evaluate_teacher(stage: Stage) -> Returns:
     """G_T: the teacher under its acting rule, in the run's environment."""
     rule, teacher = teacher_rule(stage), stage.teacher
     assert teacher is not None  # teacher_rule raised otherwise
-    policy = OutputsPolicy(teacher.outputs, rule, teacher.temperature, stage.generator)
-    return _evaluate(stage, policy, f"evaluate teacher ({rule})", stage.seed("evaluate teacher"))
+
+    def policy(generator: torch.Generator) -> Policy:
+        return OutputsPolicy(teacher.outputs, rule, teacher.temperature, generator)
+
+    what = {"policy": policy_hash(teacher), "act": str(rule)} if stage.shares_teacher else {}
+    return _evaluate_once(stage, policy, f"evaluate teacher ({rule})", "evaluate teacher", what)
 
 
 def evaluate_random(stage: Stage) -> Returns:
     """G_random: the uniform policy."""
-    policy = RandomPolicy(stage.spec.num_actions, stage.generator)
-    return _evaluate(stage, policy, "evaluate random play", stage.seed("evaluate random"))
+
+    def policy(generator: torch.Generator) -> Policy:
+        return RandomPolicy(stage.spec.num_actions, generator)
+
+    what = {"policy": "random", "act": "uniform"}
+    return _evaluate_once(stage, policy, "evaluate random play", "evaluate random", what)
 
 
-def evaluate_student(stage: Stage, phase: str, updates: int, agent_steps: int) -> Returns:
-    """The student's return now; recorded in the curves and logged over the phase's own axis."""
+def evaluate_student(stage: Stage, phase: str, updates: int, agent_steps: int, seconds: float) -> Returns:
+    """The student's return now, after ``seconds`` of training in this phase.
+
+    Recorded in the curves and logged over the phase's own axis.
+    """
     rule = student_rule(stage)
     policy = StudentPolicy(stage.student, rule, stage.generator)
     title = f"evaluate student after {phase} ({rule})"
-    returns = _evaluate(stage, policy, title, stage.seed(f"evaluate {phase}", updates))
-    stage.curves.add_evaluation(phase, updates, agent_steps, str(rule), returns)
+    returns = _evaluate(stage, policy, title, stage.seed(f"evaluate {phase}", updates), stage.generator)
+    stage.curves.add_evaluation(phase, updates, agent_steps, str(rule), returns, seconds)
     scalars = {"return": returns.mean, "return_std": returns.std}
     normalized = teacher_normalized(returns, stage.teacher_return, stage.random_return)
     if normalized is not None:
@@ -88,14 +103,47 @@ class StudentPolicy:
         return action, state
 
 
-def _evaluate(stage: Stage, policy: Policy, title: str, seed: int) -> Returns:
+def _evaluate_once(
+    stage: Stage,
+    policy: Callable[[torch.Generator], Policy],
+    title: str,
+    purpose: str,
+    what: Mapping[str, Any],
+) -> Returns:
+    """A measurement of the teacher's part: of the run's own, or one that all runs of a comparison share.
+
+    A shared one has its own generator, so that it does not matter to a run's student who made it.
+    """
+    if not stage.shares_teacher:
+        return _evaluate(stage, policy(stage.generator), title, stage.seed(purpose), stage.generator)
+    env, seed = stage.config.env, stage.config.seed_of_teacher
+    generator = torch.Generator(stage.device).manual_seed(seeds.derive(seed, f"{purpose}: act"))
+    depends = {
+        **what,
+        "env": stage.spec.to_dict(),
+        "backend": env.backend,
+        "num_envs": env.num_envs,
+        "games": stage.config.evaluate.games,
+        "seed": seed,
+    }
+
+    def measure() -> Returns:
+        return _evaluate(stage, policy(generator), title, seeds.derive(seed, purpose), generator)
+
+    returns, reused = shared(depends, measure, stage.stop_point)
+    if reused:
+        stage.progress.say(f"{title}: {returns}, measured before")
+    return returns
+
+
+def _evaluate(stage: Stage, policy: Policy, title: str, seed: int, generator: torch.Generator) -> Returns:
     env, games = stage.config.env, stage.config.evaluate.games
-    before = stage.generator.get_state()
+    before = generator.get_state()
     with stage.progress.phase(title, total=games, unit="games") as bar:
 
         def on_progress(done: int, total: int, mean: float) -> None:
             if stage.stop_requested():  # a resumed run repeats the evaluation with the same random numbers
-                stage.generator.set_state(before)
+                generator.set_state(before)
             stage.stop_point()
             bar.update(done, **({"return": mean} if done else {}))
 

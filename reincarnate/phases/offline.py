@@ -60,7 +60,7 @@ def offline(stage: Stage, replay: Replay, state: OfflineState) -> None:
 
 
 def _evaluate(stage: Stage, state: OfflineState) -> float:
-    returns = evaluate_student(stage, "offline", state.updates, 0)
+    returns = evaluate_student(stage, "offline", state.updates, 0, state.seconds)
     config = stage.config.offline
     state.evaluations = points_passed(state.updates, config.updates, config.evaluations)
     snapshot(stage, f"offline-{state.updates}")

@@ -139,7 +139,7 @@ class _Online:
         self._learn()
         self._log()
         self._clock.tick()
-        evaluate_student(stage, "online", state.updates, state.agent_steps)
+        evaluate_student(stage, "online", state.updates, state.agent_steps, state.seconds)
         state.evaluations = points_passed(
             state.agent_steps, self._config.agent_steps, self._config.evaluations
         )

@@ -54,6 +54,11 @@ class Stage:
         """A seed for ``purpose``, distinct per purpose, run seed and ``count``."""
         return seeds.derive(self.config.seed, purpose, count)
 
+    @property
+    def shares_teacher(self) -> bool:
+        """Whether G_T, G_random and D_T are those of every run with this ``teacher_seed``."""
+        return self.config.teacher_seed is not None
+
     def safe_point(self) -> None:
         """Between two steps of a phase: checkpoint when due; raise :class:`Stopped` when asked to stop."""
         if self.stop_requested():

@@ -26,21 +26,26 @@ th { font-weight: 600; } .note { color: #555; font-size: .9rem; } summary { curs
 def page(run: RunData, curves: bytes, losses: bytes | None) -> str:
     """The whole page; the pictures are PNG files, ``losses`` None where nothing was learnt."""
     title = run.title
-    parts = [f"<h1>{_text(title)}</h1>", f"<p>{_text(verdict(run))}</p>", _picture("curves", curves)]
-    parts += [_section("Returns", _returns_table(run), _returns_note(run))]
+    parts = [sentences([verdict(run)]), picture("curves of this run", curves)]
+    parts += [section("Returns", _returns_table(run), _returns_note(run))]
     if run.teacher is not None:
-        parts.append(_section("Teacher", table(("", ""), teacher_rows(run), numbers=())))
-    parts += [_section("Phases", _phases_table(run)), _section("Buffers", _buffers_table(run))]
+        parts.append(section("Teacher", table(("", ""), teacher_rows(run), numbers=())))
+    parts += [section("Phases", _phases_table(run)), section("Buffers", _buffers_table(run))]
     if losses is not None:
-        parts.append(_section("Losses", _picture("losses", losses)))
+        parts.append(section("Losses", picture("losses of this run", losses)))
     settings = [(name, value) for name, value in flat(run.config) if not name.startswith("versions.")]
     parts.append(_folded("Settings", table(("setting", "value"), settings, numbers=())))
     parts.append(_folded("Machine and versions", table(("", ""), _machine_rows(run), numbers=())))
+    return document(title, parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A page under ``title`` that needs nothing else; ``parts`` are HTML."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
+        + "\n".join((f"<h1>{_text(title)}</h1>", *parts))
         + "\n</body>\n</html>\n"
     )
 
@@ -112,7 +117,8 @@ def _text(value: Any) -> str:
     return html.escape("–" if value is None else str(value))
 
 
-def _section(title: str, *parts: str) -> str:
+def section(title: str, *parts: str) -> str:
+    """A heading and what stands below it; empty parts are left out."""
     return "\n".join((f"<h2>{_text(title)}</h2>", *(part for part in parts if part)))
 
 
@@ -120,9 +126,20 @@ def _folded(title: str, inside: str) -> str:
     return f"<details>\n<summary><strong>{_text(title)}</strong></summary>\n{inside}\n</details>"
 
 
-def _picture(name: str, png: bytes) -> str:
+def sentences(said: Iterable[str]) -> str:
+    """A paragraph."""
+    return f"<p>{_text(' '.join(said))}</p>"
+
+
+def note(text: str) -> str:
+    """A paragraph in small print."""
+    return f'<p class="note">{_text(text)}</p>'
+
+
+def picture(words: str, png: bytes) -> str:
+    """A PNG file inside the page; ``words`` for those who do not see it."""
     data = base64.b64encode(png).decode()
-    return f'<p><img alt="{_text(name)} of this run" src="data:image/png;base64,{data}"></p>'
+    return f'<p><img alt="{_text(words)}" src="data:image/png;base64,{data}"></p>'
 
 
 def _returns_table(run: RunData) -> str:
@@ -158,8 +175,7 @@ def _returns_note(run: RunData) -> str:
     normalised = (
         " Teacher-normalised is (return − random) / (teacher − random)." if run.returns("teacher") else ""
     )
-    note = "Undiscounted raw score of whole games; the interval is a bootstrap over games." + normalised
-    return f'<p class="note">{_text(note)}</p>'
+    return note("Undiscounted raw score of whole games; the interval is a bootstrap over games." + normalised)
 
 
 def _phases_table(run: RunData) -> str:

@@ -1,0 +1,107 @@
+"""``reincarnate compare`` and ``reincarnate report``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reincarnate.cli.group import main, print_result, say
+from reincarnate.cli.run import key_value
+from reincarnate.errors import UserError
+
+if TYPE_CHECKING:
+    from reincarnate.comparison import Comparison
+
+_OUT = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the files go.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="compare.json on standard output.")
+
+
+@main.command()
+@click.option("--teacher", "teachers", multiple=True, metavar="REF", help="Repeat it for more teachers.")
+@click.option(
+    "--student", "students", multiple=True, metavar="NAME", help="Repeat it.  [default: qdagger-dqn]"
+)
+@click.option("--seeds", type=int, metavar="N", help="Runs of each, with seeds 1 to N.  [default: 3]")
+@click.option("--preset", metavar="NAME", help="quick, default, paper or cleanrl.  [default: default]")
+@click.option("--env", metavar="ID", help="Environment, where the teachers do not say or there is none.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of every run.")
+@click.option("--launcher", type=click.Choice(["local"]), default="local", show_default=True)
+@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time; they share the cores.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a comparison.")
+@_OUT
+@_JSON
+def compare(
+    teachers: tuple[str, ...],
+    students: tuple[str, ...],
+    seeds: int | None,
+    preset: str | None,
+    env: str | None,
+    settings: tuple[str, ...],
+    launcher: str,
+    jobs: int,
+    resume: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run every teacher x student x seed, and say which differences are real."""
+    from reincarnate import comparison
+
+    if resume is not None:
+        if teachers or students or seeds or preset or env or settings or out:
+            raise UserError("--resume goes on with the comparison as it was planned; pass --jobs at most")
+        found = comparison.resume(resume, jobs=jobs, announce=say)
+    else:
+        found = comparison.compare(
+            teachers,
+            students or ("qdagger-dqn",),
+            seeds=3 if seeds is None else seeds,
+            preset=preset or "default",
+            env=env,
+            settings=dict(key_value(text) for text in settings),
+            jobs=jobs,
+            out=out,
+            announce=say,
+        )
+    _show(found, as_json)
+    if found.failed:
+        name, why = next(iter(found.failed.items()))
+        raise UserError(
+            f"{len(found.failed)} of {len(found.document['cells'])} cells failed, {name}: {why}; "
+            f"try them again with --resume {found.folder}"
+        )
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN [RUN ...]")
+@_OUT
+@_JSON
+def report(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+    """Write the report of one RUN again, or compare several RUNs (or whole comparisons) that exist."""
+    from reincarnate.comparison import report_runs
+    from reincarnate.comparison.grid import GRID_FILE
+    from reincarnate.report import read_run, write_report
+
+    if len(runs) == 1 and out is None and not (runs[0] / GRID_FILE).exists():
+        read = read_run(runs[0])
+        written = write_report(runs[0])
+        print_result(read.result, as_json, lambda: [f"wrote {path}" for path in written])
+        return
+    _show(report_runs(runs, out), as_json)
+
+
+def _show(found: Comparison, as_json: bool) -> None:
+    print_result(found.document, as_json, lambda: _lines(found.document))
+    say(f"wrote {', '.join(path.name for path in found.files)} in {found.folder}")
+
+
+def _lines(document: Mapping[str, Any]) -> list[str]:
+    from reincarnate.cli.teachers import table
+    from reincarnate.comparison import pages
+
+    lines: list[str] = []
+    for title, head, rows in pages.tables(document):
+        lines += [title, *table(head, rows), ""]
+    return [*lines, *document["verdict"]]

@@ -1,0 +1,179 @@
+"""Compare teachers, students and methods: a grid of runs, and sound statistics of what they came to.
+
+from reincarnate.comparison import compare
+found = compare(["bundled/CartPole-dqn"], ["qdagger-dqn", "dqn"], preset="quick", out="runs/compared")
+print(found.document["verdict"])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from reincarnate.comparison import grid as grids
+from reincarnate.comparison import results
+from reincarnate.comparison.cells import Outcome, of_grid, of_runs
+from reincarnate.comparison.document import build
+from reincarnate.comparison.grid import GRID_FILE, Grid
+from reincarnate.comparison.launch import LocalLauncher
+from reincarnate.errors import UserError
+
+__all__ = ["Comparison", "compare", "report_runs"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison came to; the same as the files in its folder."""
+
+    folder: Path
+    document: dict[str, Any]  # compare.json
+    failed: Mapping[str, str] = field(default_factory=dict)  # cell -> why
+    files: tuple[Path, ...] = ()
+
+    def cells(self) -> Any:
+        """One row per cell, as a pandas data frame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return _frame(results.cell_rows(self.document))
+
+    def summary(self) -> Any:
+        """One row per teacher and student, as a pandas data frame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return _frame(self.document["summary"])
+
+    def pairs(self) -> Any:
+        """One row per pair of them, as a pandas data frame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return _frame(self.document["pairs"])
+
+
+def compare(
+    teachers: Sequence[str] = (),
+    students: Sequence[str] = ("qdagger-dqn",),
+    *,
+    seeds: int | Sequence[int] = 3,
+    preset: str = "default",
+    env: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    jobs: int = 1,
+    out: Path | str | None = None,
+    announce: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Run every teacher x student x seed, each as a run of its own, and compare what they came to.
+
+    The teacher's part (G_T, G_random, D_T) is made once per teacher. A student that needs no teacher runs
+    once per environment and seed.
+
+    Args:
+        teachers: references, as ``run`` takes them.
+        students: registered students.
+        seeds: how many (1, 2, ...), or which.
+        preset: of every run.
+        env: the environment, where the teachers do not say or there is none.
+        settings: dotted settings of every run.
+        jobs: processes at a time, which share the cores.
+        out: the folder of the comparison; named by the time under ``runs/`` unless given.
+        announce: told what happens, a line at a time.
+
+    Raises:
+        UserError: anything that the caller can put right, in one line, before anything runs.
+        Stopped: Ctrl-C; :func:`resume` goes on.
+    """
+    chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
+    if not chosen or jobs < 1:
+        raise UserError(f"a comparison takes at least one seed and one job, got {len(chosen)} and {jobs}")
+    folder = Path(out) if out is not None else Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
+    _refuse_used(folder)
+    grid = grids.plan(
+        teachers, students, chosen, preset=preset, env=env, settings=settings or {}, announce=announce
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with _owned(folder):
+        grid.save(folder)
+        announce(f"comparison of {len(grid.cells)} cells in {folder}")
+        return _run(folder, grid, jobs, announce)
+
+
+def resume(
+    folder: Path | str, *, jobs: int = 1, announce: Callable[[str], None] = lambda line: None
+) -> Comparison:
+    """Go on with a comparison: finished cells stay as they are, all others are resumed or started.
+
+    Raises:
+        UserError: no comparison there, or another process runs it.
+        Stopped: Ctrl-C.
+    """
+    where = Path(folder)
+    grid = Grid.load(where)
+    with _owned(where):
+        return _run(where, grid, jobs, announce)
+
+
+def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) -> Comparison:
+    """The pages of a comparison from run directories, or folders of comparisons, that exist already.
+
+    Args:
+        folders: runs or comparisons; cells of a comparison that are not finished are told and not counted.
+        out: where to write; a single comparison's own folder, or ``report``, unless given.
+
+    Raises:
+        UserError: no run there, or a file of it is damaged.
+    """
+    outcomes: list[Outcome] = []
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        is_grid = (path / GRID_FILE).is_file()
+        outcomes += of_grid(path, Grid.load(path), {}) if is_grid else of_runs([path])
+    single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
+    where = Path(out) if out is not None else paths[0] if single else Path("report")
+    where.mkdir(parents=True, exist_ok=True)
+    return _write(where, outcomes, {})
+
+
+def _run(folder: Path, grid: Grid, jobs: int, announce: Callable[[str], None]) -> Comparison:
+    failed = LocalLauncher(folder, jobs, announce).run(grid.cells)
+    return _write(folder, of_grid(folder, grid, failed), failed)
+
+
+def _write(folder: Path, outcomes: Sequence[Outcome], failed: Mapping[str, str]) -> Comparison:
+    document = build(outcomes, folder)
+    return Comparison(folder, document, failed, tuple(results.write(folder, document, outcomes)))
+
+
+def _refuse_used(folder: Path) -> None:
+    if (folder / GRID_FILE).exists():
+        raise UserError(
+            f"{folder} already holds a comparison; choose another --out, or go on with --resume {folder}"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; choose another --out")
+
+
+def _owned(folder: Path) -> FileLock:
+    lock = FileLock(folder / "compare.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{folder} is in use by another reincarnate process; wait for it to end") from None
+    return lock
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("data frames need pandas: pip install pandas") from None
+    return pandas.DataFrame(list(rows))

@@ -1,0 +1,156 @@
+"""What the cells of a comparison came to, read from their run directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reincarnate.comparison.grid import Cell, Grid, cell_folder
+from reincarnate.errors import UserError
+from reincarnate.report import RunData, read_run
+from reincarnate.report.rundir import short_path
+from reincarnate.types import Returns
+
+#: Shares of the teacher's return, random play being 0, whose first crossing is told.
+SHARES = (0.5, 0.9, 1.0)
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is compared: a student from a teacher, or from scratch."""
+
+    teacher: str | None
+    student: str
+
+    @property
+    def name(self) -> str:
+        """E.g. ``qdagger-dqn from bundled/Breakout-dqn``, ``dqn from scratch``."""
+        return f"{self.student} from {short_path(self.teacher) if self.teacher else 'scratch'}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One cell: what it was meant to be and, where there is one, its run."""
+
+    method: Method
+    env: str
+    seed: int
+    run: Path
+    data: RunData | None  # None where no result was written
+    error: str | None = None  # why it failed, as far as that is known
+
+    @property
+    def status(self) -> str:
+        """``done``, ``failed``, or how far it got."""
+        if self.data is None:
+            return "failed" if self.error else "not begun"
+        status = str(self.data.result["status"])
+        return "failed" if self.error and status != "done" else status
+
+    @property
+    def done(self) -> bool:
+        """Whether its numbers count."""
+        return self.status == "done"
+
+    def returns(self, name: str) -> Returns | None:
+        """``teacher``, ``random``, ``offline`` or ``final``; None where nothing was measured."""
+        return self.data.returns(name) if self.data else None
+
+    @property
+    def last(self) -> Returns | None:
+        """The final return, or the one after the offline phase where nothing was measured later."""
+        return self.returns("final") or self.returns("offline")
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all phases."""
+        if self.data is None:
+            return None
+        spent = [phase.get("seconds") for phase in self.data.result["phases"].values()]
+        return sum(seconds for seconds in spent if seconds) or None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An evaluation on every axis."""
+
+    phase: str
+    updates: int
+    agent_steps: int  # the student's own; 0 offline
+    seconds: float  # of training since the offline phase began, without evaluations
+    mean: float
+
+
+def of_grid(folder: Path, grid: Grid, failed: Mapping[str, str]) -> list[Outcome]:
+    """Outcomes of all cells, finished or not; ``failed`` has a reason by cell name."""
+    return [_of_cell(cell, cell_folder(folder, cell), failed.get(cell.name)) for cell in grid.cells]
+
+
+def _of_cell(cell: Cell, run: Path, error: str | None) -> Outcome:
+    data = None
+    if (run / "result.json").is_file():
+        try:
+            data = read_run(run)
+        except UserError as damaged:
+            error = error or str(damaged)
+    return Outcome(Method(cell.teacher, cell.student), cell.env, cell.seed, run, data, error)
+
+
+def of_runs(folders: Sequence[Path]) -> list[Outcome]:
+    """Outcomes of run directories that were made one by one.
+
+    Raises:
+        UserError: no run there, or a file of it is damaged.
+    """
+    outcomes = []
+    for folder in folders:
+        data = read_run(folder)
+        result = data.result
+        teacher = result["teacher"]["ref"] if result["teacher"] and _learns(data) else None
+        method = Method(teacher, result["student"]["name"])
+        outcomes.append(Outcome(method, result["env"], int(result["seed"]), folder, data))
+    return outcomes
+
+
+def _learns(data: RunData) -> bool:
+    """Whether the run used its teacher at all: a scratch student may only be measured against one."""
+    return bool(data.result["buffers"]["teacher"].get("agent_steps")) or (
+        data.result["distill"].get("online_first") is not None
+    )
+
+
+def moments(outcome: Outcome) -> list[Moment]:
+    """All evaluations of a cell, in order; seconds in proportion where a run did not record them."""
+    if outcome.data is None:
+        return []
+    phases = outcome.data.result["phases"]
+    before = phases["offline"]["seconds"] or 0.0
+    found = []
+    for each in outcome.data.curves.evaluations:
+        online = each.phase == "online"
+        phase, done = phases[each.phase], each.agent_steps if online else each.updates
+        total = (phase["agent_steps"] if online else phase["updates"]) or 1
+        within = each.seconds if each.seconds is not None else (phase["seconds"] or 0.0) * done / total
+        seconds = within + (before if online else 0.0)
+        found.append(Moment(each.phase, each.updates, each.agent_steps, seconds, each.returns.mean))
+    return found
+
+
+def first_reaching(points: Iterable[Moment], level: float) -> Moment | None:
+    """The first evaluation at or above ``level``."""
+    return next((point for point in points if point.mean >= level), None)
+
+
+def relative(path: Path, folder: Path) -> str:
+    """``path`` as seen from ``folder``."""
+    return os.path.relpath(path.resolve(), folder.resolve())
+
+
+def described_teacher(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What ``compare.json`` tells of the teacher of these cells."""
+    result = next(outcome.data.result for outcome in outcomes if outcome.data)
+    names = ("ref", "resolved", "revision", "sha256", "format", "act")
+    return {name: result["teacher"][name] for name in names}

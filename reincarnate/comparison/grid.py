@@ -1,0 +1,228 @@
+"""The grid of a comparison (``grid.json``): which runs it is made of, checked before any of them starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from reincarnate import config as configuration
+from reincarnate import files
+from reincarnate.envs import env_spec
+from reincarnate.errors import UserError
+from reincarnate.runfiles import exact_reference
+from reincarnate.students.student import StudentEntry, get_student
+from reincarnate.teachers.teacher import Teacher
+from reincarnate.teachers.zoo import load_teacher
+from reincarnate.types import EnvSpec
+
+FORMAT = 1
+GRID_FILE = "grid.json"
+#: Of the teacher's part (G_T, G_random, D_T), which all cells share, unless ``teacher_seed`` is set.
+TEACHER_SEED = 1
+#: What a scratch student's environment takes over from the teachers that it is compared with.
+_ATARI_FIELDS = (
+    "sticky_probability",
+    "episodic_life",
+    "reward_clip",
+    "full_action_set",
+    "noop_max",
+    "fire_reset",
+    "max_agent_steps",
+)
+State = Literal["new", "begun", "done"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    name: str  # of its folder
+    teacher: str | None  # as given; None for a scratch student
+    student: str
+    env: str
+    seed: int
+    collects: bool  # needs a D_T
+    arguments: tuple[str, ...]  # of `reincarnate run`, without --out
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells, in the order in which they start."""
+
+    cells: tuple[Cell, ...]
+    teachers: tuple[dict[str, str], ...]  # ref, exact (reference), sha256, env
+    settings: dict[str, str]
+    preset: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``grid.json`` holds."""
+        return {"format": FORMAT} | dataclasses.asdict(self)
+
+    def save(self, folder: Path) -> None:
+        """Make ``folder`` a comparison."""
+        files.write_json(folder / GRID_FILE, self.to_dict())
+
+    @classmethod
+    def load(cls, folder: Path) -> Grid:
+        """Read back what :meth:`save` wrote.
+
+        Raises:
+            UserError: no comparison there, damaged, or of another version.
+        """
+        path = folder / GRID_FILE
+        if not path.is_file():
+            raise UserError(f"{folder} holds no comparison (no {GRID_FILE}); start one with --out {folder}")
+        values = files.read_json(path)
+        try:
+            if values["format"] != FORMAT:
+                raise UserError(f"{path} has format {values['format']!r}, known is {FORMAT}")
+            cells = tuple(Cell(**cell | {"arguments": tuple(cell["arguments"])}) for cell in values["cells"])
+            return cls(cells, tuple(values["teachers"]), values["settings"], values["preset"])
+        except (KeyError, TypeError):
+            raise UserError(f"{path} is damaged; start a new comparison") from None
+
+
+def cell_folder(folder: Path, cell: Cell) -> Path:
+    """The run directory of a cell."""
+    return folder / "cells" / cell.name
+
+
+def state_of(run: Path) -> State:
+    """Whether a cell has not begun, has begun, or is finished, told by its run directory alone."""
+    if not (run / "config.json").exists():
+        return "new"
+    try:
+        status = files.read_json(run / "result.json").get("status")
+    except (UserError, AttributeError):
+        return "begun"
+    return "done" if status == "done" else "begun"
+
+
+def plan(
+    teachers: Sequence[str],
+    students: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    preset: str,
+    env: str | None,
+    settings: Mapping[str, Any],
+    announce: Callable[[str], None],
+) -> Grid:
+    """Teacher x student x seed; a student that needs no teacher once per environment and seed.
+
+    Raises:
+        UserError: anything in it that no run would accept; nothing to compare.
+    """
+    for what, values in (("teacher", teachers), ("student", students), ("seed", seeds)):
+        repeated = {value for value in values if list(values).count(value) > 1}
+        if repeated:
+            raise UserError(f"{what} {repeated.pop()!r} is given twice; every {what} once")
+    entries = [get_student(name) for name in students]
+    needing = [entry.name for entry in entries if entry.method.needs_teacher]
+    if needing and not teachers:
+        raise UserError(f"student {needing[0]!r} needs a teacher: pass --teacher REF")
+    if teachers and not needing:
+        raise UserError("no student in it learns from a teacher; add one, e.g. --student qdagger-dqn")
+    given = _checked(settings)
+    loaded = [(ref, load_teacher(ref, env_id=env, announce=announce)) for ref in teachers]
+    _refuse_same(loaded)
+    builder = _Builder(preset, given, env)
+    cells: list[Cell] = []
+    for seed in seeds:
+        for entry in entries:
+            if not entry.method.needs_teacher:
+                cells += builder.scratch(entry, seed, [teacher for _, teacher in loaded])
+            else:
+                cells += [builder.from_teacher(entry, seed, ref, teacher) for ref, teacher in loaded]
+    described = tuple(_described(ref, teacher) for ref, teacher in loaded)
+    return Grid(tuple(cells), described, given, preset)
+
+
+def _checked(settings: Mapping[str, Any]) -> dict[str, str]:
+    for name, instead in (("seed", "--seeds"), ("env.id", "--env"), ("teacher", "--teacher")):
+        if name in settings:
+            raise UserError(f"{name} is not a setting of a comparison; pass it as {instead}")
+    return {"teacher_seed": str(TEACHER_SEED)} | {name: str(value) for name, value in settings.items()}
+
+
+def _refuse_same(loaded: Sequence[tuple[str, Teacher]]) -> None:
+    seen: dict[tuple[str, str], str] = {}
+    for ref, teacher in loaded:
+        key = (teacher.card.sha256, teacher.spec.env.env_id)
+        if key in seen:
+            raise UserError(f"{seen[key]} and {ref} are the same file; every teacher once")
+        seen[key] = ref
+
+
+def _described(ref: str, teacher: Teacher) -> dict[str, str]:
+    card = teacher.card
+    return {"ref": ref, "exact": _exact(teacher), "sha256": card.sha256, "env": teacher.spec.env.env_id}
+
+
+def _exact(teacher: Teacher) -> str:
+    return exact_reference(teacher.to_json())
+
+
+class _Builder:
+    """Cells of one preset and one set of settings, every combination checked."""
+
+    def __init__(self, preset: str, settings: Mapping[str, str], env: str | None) -> None:
+        self._preset, self._settings, self._env = preset, dict(settings), env
+        self._names: set[str] = set()
+
+    def from_teacher(self, entry: StudentEntry, seed: int, ref: str, teacher: Teacher) -> Cell:
+        self._check(entry, teacher.card.resolved)
+        where = ["--env", self._env] if self._env is not None else []
+        arguments = ["--teacher", _exact(teacher), *where, *self._common(entry, seed, self._settings)]
+        name = self._name(f"{_slug(ref)}--{entry.name}", seed)
+        env = teacher.spec.env.env_id
+        return Cell(name, ref, entry.name, env, seed, entry.method.offline, tuple(arguments))
+
+    def scratch(self, entry: StudentEntry, seed: int, teachers: Sequence[Teacher]) -> list[Cell]:
+        """One cell per environment: those of the teachers, else the one that is named."""
+        specs: dict[str, EnvSpec] = {}
+        for teacher in teachers:
+            specs.setdefault(teacher.spec.env.env_id, teacher.spec.env)
+        if not specs:
+            if self._env is None:
+                raise UserError("without a --teacher the environment must be named: pass --env ID")
+            specs = {env_spec(self._env).env_id: env_spec(self._env)}
+        self._check(entry, None)
+        return [self._scratch(entry, seed, spec, as_teacher=bool(teachers)) for spec in specs.values()]
+
+    def _scratch(self, entry: StudentEntry, seed: int, spec: EnvSpec, as_teacher: bool) -> Cell:
+        fields = _ATARI_FIELDS if spec.kind == "atari" else ("max_agent_steps",)
+        same = {f"env.{name}": str(getattr(spec, name)) for name in fields} if as_teacher else {}
+        arguments = ["--env", spec.env_id, *self._common(entry, seed, same | self._settings)]
+        place = f"{spec.env_id}--" if as_teacher else ""
+        name = self._name(f"scratch--{place}{entry.name}", seed)
+        return Cell(name, None, entry.name, spec.env_id, seed, False, tuple(arguments))
+
+    def _common(self, entry: StudentEntry, seed: int, settings: Mapping[str, str]) -> list[str]:
+        head = ["--student", entry.name, "--preset", self._preset, "--seed", str(seed)]
+        return [*head, *(part for item in settings.items() for part in ("--set", "=".join(item)))]
+
+    def _check(self, entry: StudentEntry, teacher: str | None) -> None:
+        """Refuse what `reincarnate run` would refuse of the settings."""
+        explores = not entry.method.needs_teacher
+        base = configuration.preset(self._preset, explores=explores, scratch=teacher is None)
+        configuration.override(base, {"teacher": teacher, "student": entry.name, **self._settings})
+
+    def _name(self, stem: str, seed: int) -> str:
+        """A folder name that no other cell has, also where names differ in capitals alone."""
+        name, number = f"{stem}--s{seed}", 1
+        while name.lower() in self._names:
+            number += 1
+            name = f"{stem}-{number}--s{seed}"
+        self._names.add(name.lower())
+        return name
+
+
+def _slug(ref: str) -> str:
+    """The end of a reference, in letters that every file system takes."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(ref.rstrip("/").split("/")[-2:])).strip("-.")
+    return words[-60:] or "teacher"

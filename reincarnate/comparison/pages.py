@@ -1,0 +1,195 @@
+"""``compare.html``: one page that needs nothing else; its tables are those of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reincarnate.comparison.cells import SHARES, Method
+from reincarnate.comparison.document import interval
+from reincarnate.report.page import document as html_document
+from reincarnate.report.page import note, number, picture, section, sentences, table
+from reincarnate.report.rundir import short_path
+
+#: Title, column names, rows.
+Table = tuple[str, list[str], list[list[str]]]
+_TITLES = {
+    "learning": "Learning curves",
+    "learning-time": "Learning curves on time",
+    "profiles": "Performance profiles",
+    "matrix": "Teacher against student",
+}
+_NOTES = {
+    "Teachers": "G_T: mean undiscounted raw score of whole games, with a bootstrap interval over games. It "
+    "was measured once and is the same for all students.",
+    "Students": "Score: 0 is random play, 1 what the scale says below. Interquartile mean over runs and "
+    "environments; intervals by stratified bootstrap (Agarwal et al. 2021). With a handful of seeds, "
+    "intervals are too narrow rather than too wide.",
+    "Pairs": "Probability that a run of the first has a higher score than one of the second. More seeds: how "
+    "many of each would decide it at level 5 % with power 80 %, if the probability stays what it is (Noether "
+    "1987); 0 where it is decided.",
+    "Cells": "Steps and time until the first evaluation at 50, 90 and 100 % of the run's teacher (from "
+    "scratch: of the strongest one). Agent steps are the student's own, 0 means in the offline phase; time is "
+    "that of training, without evaluations and the collection of the teacher's data.",
+}
+
+
+def tables(document: Mapping[str, Any]) -> list[Table]:
+    """Every table that has a row."""
+    found = [_teachers(document), _summary(document), _students(document), _pairs(document), _cells(document)]
+    return [each for each in found if each[2]]
+
+
+def page(document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+    """The whole page; ``pictures`` are PNG files by the stem of their name."""
+    title = "Comparison: " + ", ".join(sorted({cell["env"] for cell in document["cells"]}))
+    parts = [sentences(document["verdict"])]
+    for name, png in pictures.items():
+        stem = next(known for known in sorted(_TITLES, key=len, reverse=True) if name.startswith(known))
+        parts.append(section(_TITLES[stem], picture(_TITLES[stem], png)))
+    for heading, head, rows in tables(document):
+        told = note(_NOTES[heading]) if heading in _NOTES else ""
+        parts.append(section(heading, table(head, rows), told))
+    return html_document(title, [*parts, note(_scales(document))])
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _teachers(document: Mapping[str, Any]) -> Table:
+    head = [
+        "teacher",
+        "environment",
+        "G_T",
+        "95 % interval",
+        "games",
+        "random",
+        "human-normalised",
+        "D_T steps",
+    ]
+    rows = []
+    for teacher in document["teachers"]:
+        returns, random = teacher["return"], teacher["random"]
+        rows.append(
+            [
+                short_path(teacher["ref"]),
+                teacher["env"],
+                number(returns["mean"]),
+                f"[{number(returns['ci95'][0])}, {number(returns['ci95'][1])}]",
+                str(returns["n"]),
+                number(random and random["mean"]),
+                _share(teacher["human_normalized"]),
+                f"{teacher['collected_agent_steps']:,}",
+            ]
+        )
+    return "Teachers", head, rows
+
+
+def _summary(document: Mapping[str, Any]) -> Table:
+    """Means over the finished cells of each teacher and student, the best first."""
+    head = ["student", "teacher", "score, IQM", "runs", "offline", "final", "teacher-norm.", "human-norm."]
+    head += [*(f"steps to {share:.0%}" for share in SHARES), "min to 90%", "min in all"]
+    ranked = sorted(document["summary"], key=lambda row: -1e9 if row["iqm"] is None else row["iqm"])
+    return "Students", head, [_summary_row(document, row) for row in reversed(ranked)]
+
+
+def _summary_row(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+    cells = [
+        cell
+        for cell in document["cells"]
+        if (cell["teacher"], cell["student"]) == (row["teacher"], row["student"]) and cell["status"] == "done"
+    ]
+    one_env = len({cell["env"] for cell in cells}) == 1
+
+    def mean(name: str) -> float | None:
+        values = [cell[name] for cell in cells if cell[name] is not None]
+        return sum(values) / len(values) if values else None
+
+    return [
+        row["student"],
+        short_path(row["teacher"]) if row["teacher"] else "from scratch",
+        "–" if row["iqm"] is None else interval(row["iqm"], row["ci95"]),
+        str(row["n"]),
+        *(number(mean(name)) if one_env else "–" for name in ("offline", "final")),
+        *(_share(mean(name)) for name in ("teacher_normalized", "human_normalized")),
+        *(_reached([cell["agent_steps_to"][str(share)] for cell in cells], "{:,.0f}") for share in SHARES),
+        _reached([_minutes(cell["seconds_to"]["0.9"]) for cell in cells], "{:.1f}"),
+        _or_dash(_minutes(mean("seconds")), "{:.1f}"),
+    ]
+
+
+def _students(document: Mapping[str, Any]) -> Table:
+    """Over all teachers and environments, where that is not what the summary says already."""
+    rows = document["students"]["summary"]
+    several = len(document["summary"]) > len(rows)
+    shown = [
+        [row["student"], interval(row["iqm"], row["ci95"]), str(row["n"])]
+        for row in rows
+        if several and row["iqm"] is not None
+    ]
+    return "Students over all teachers and environments", ["student", "score, IQM", "runs"], shown
+
+
+def _pairs(document: Mapping[str, Any]) -> Table:
+    head = ["first", "second", "probability of improvement", "more seeds"]
+    rows = [
+        [
+            pair["a"],
+            pair["b"],
+            interval(pair["probability_of_improvement"], pair["ci95"]),
+            "no number" if pair["more_seeds_needed"] is None else str(pair["more_seeds_needed"]),
+        ]
+        for pair in document["pairs"]
+    ]
+    return "Pairs", head, rows
+
+
+def _cells(document: Mapping[str, Any]) -> Table:
+    head = ["cell", "environment", "seed", "status", "offline", "final", "teacher-norm.", "score"]
+    rows = [
+        [
+            Method(cell["teacher"], cell["student"]).name,
+            cell["env"],
+            str(cell["seed"]),
+            cell["status"] + (f": {cell['error']}" if cell["error"] else ""),
+            number(cell["offline"]),
+            number(cell["final"]),
+            _share(cell["teacher_normalized"]),
+            _share(cell["score"]),
+            _or_dash(cell["agent_steps_to"]["0.9"], "{:,}"),
+        ]
+        for cell in document["cells"]
+    ]
+    return "Cells", [*head, "steps to 90%"], rows
+
+
+# ---------------------------------------------------------------- words
+
+
+def _reached(values: Sequence[float | None], form: str) -> str:
+    """Median of those that got there, and how many did: ``2,400 (2 of 3)``."""
+    got = sorted(value for value in values if value is not None)
+    if not got:
+        return f"never (0 of {len(values)})" if values else "–"
+    middle = (got[(len(got) - 1) // 2] + got[len(got) // 2]) / 2
+    return form.format(middle) + ("" if len(got) == len(values) else f" ({len(got)} of {len(values)})")
+
+
+def _scales(document: Mapping[str, Any]) -> str:
+    told = [
+        f"{env}: 0 is {number(scale['zero'])}, 1 is {number(scale['one'])} ({short_path(scale['one_is'])})"
+        for env, scale in document["scales"].items()
+    ]
+    return f"Scales of the score. {'; '.join(told)}." if told else "Nothing was measured yet."
+
+
+def _minutes(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 60
+
+
+def _share(value: float | None) -> str:
+    return _or_dash(value, "{:.2f}")
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

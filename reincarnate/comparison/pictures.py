@@ -1,0 +1,331 @@
+"""Pictures of a comparison: learning curves on agent steps and on time, performance profiles, a matrix.
+
+Colours are Okabe and Ito's; line styles and markers differ as well, for prints in black and white.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reincarnate import stats
+from reincarnate.comparison.cells import Method, Moment, Outcome, moments
+from reincarnate.comparison.document import Scale, by_method, grouped, interval, pooled, scales_of, scores_of
+from reincarnate.report.plots import BLUE, GREEN, GREY, ORANGE, SKY, short_count
+from reincarnate.report.rundir import short_path
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", SKY, "#E69F00", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ((0, (6, 2)), (0, (3, 1.5, 1, 1.5)), (0, (8, 2, 2, 2)), (0, (4, 4)))
+_WIDTH_INCHES = 8.0
+_RESAMPLES = 500  # of each point of a curve
+_PROFILE_LEVELS = 200
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one method is drawn."""
+
+    label: str
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method's evaluations over its seeds, by their order: mean place, interquartile mean, interval."""
+
+    x: list[float]
+    value: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def figures(document: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[tuple[str, Figure]]:
+    """File stem and figure of every picture that the finished cells allow."""
+    done = [outcome for outcome in outcomes if outcome.done and outcome.last is not None]
+    if not done:
+        return []
+    looks = looks_of([Method(row["teacher"], row["student"]) for row in document["summary"]])
+    scales = scales_of(outcomes)
+    drawn: list[tuple[str, Figure]] = []
+    environments = grouped(done, lambda outcome: outcome.env)
+    for env, cells in environments.items():
+        end = "" if len(environments) == 1 else "-" + re.sub(r"[^A-Za-z0-9.]+", "-", env)
+        drawn.append((f"learning{end}", learning_figure(env, cells, looks)))
+        drawn.append((f"learning-time{end}", time_figure(env, cells, looks)))
+    drawn.append(("profiles", profiles_figure(done, scales, looks)))
+    return [*drawn, ("matrix", matrix_figure(document["summary"]))]
+
+
+def looks_of(methods: Sequence[Method]) -> dict[Method, Look]:
+    """Colours and markers in the order of the methods; both start again after seven."""
+    styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
+    return {method: Look(_plain(method.name), *style) for method, style in zip(methods, styles, strict=False)}
+
+
+def curve_of(runs: Sequence[Sequence[Moment]], place: Callable[[Moment], float]) -> Curve:
+    """The k-th evaluations of all runs make the k-th point; a run that has fewer is left out there."""
+    curve = Curve([], [], [], [])
+    for points in itertools.zip_longest(*runs):
+        here = [point for point in points if point is not None]
+        estimate = stats.aggregate({"": [point.mean for point in here]}, _RESAMPLES)
+        low, high = estimate.ci95 or (estimate.value, estimate.value)
+        curve.x.append(float(np.mean([place(point) for point in here])))
+        curve.value.append(estimate.value)
+        curve.low.append(low)
+        curve.high.append(high)
+    return curve
+
+
+# ---------------------------------------------------------------- learning curves
+
+
+def learning_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look]) -> Figure:
+    """Returns over offline updates, then over online agent steps, side by side."""
+    phases = [name for name in ("offline", "online") if any(_split(each)[name] for each in outcomes)]
+    figure, row = _panels(env, outcomes, looks, [0.36, 0.64] if len(phases) == 2 else [1.0])
+    for axes, phase in zip(row, phases, strict=False):
+        for method, cells in by_method(outcomes).items():
+            runs = [_part(cell, phase) for cell in cells]
+            if any(runs):
+                _draw(axes, curve_of(runs, _STEPS[phase]), looks[method])
+        _levels(axes, outcomes)
+        _label(axes, phase)
+    if len(phases) == 2:
+        row[0].set_xlim(0, max(p.updates for each in outcomes for p in _split(each)["offline"]))
+        row[1].tick_params(axis="y", length=0, labelleft=False)
+        row[1].spines["left"].set(linestyle=(0, (4, 3)), color="black", linewidth=1.1)
+    row[-1].set_xlim(left=0)
+    _legend(figure, row)
+    return figure
+
+
+def time_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look]) -> Figure:
+    """Returns over the time that training took; what the offline phase took is dashed, with hollow marks."""
+    figure, row = _panels(env, outcomes, looks, [1.0])
+    axes = row[0]
+    longest = max((p.seconds for each in outcomes for p in moments(each)), default=1.0)
+    units = (("hours", 3600), ("minutes", 60))
+    unit, seconds = next((each for each in units if longest > 2 * each[1]), ("seconds", 1))
+    for method, cells in by_method(outcomes).items():
+        for phase in ("offline", "online"):
+            runs = [_part(cell, phase) for cell in cells]
+            if any(runs):
+                curve = curve_of(runs, lambda point: point.seconds / seconds)
+                _draw(axes, curve, looks[method], hollow=phase == "offline")
+    _levels(axes, outcomes)
+    axes.set_xlabel(f"{unit} of training (dashed with hollow marks: the offline phase)")
+    axes.set_xlim(left=0)
+    _legend(figure, row)
+    return figure
+
+
+_STEPS: dict[str, Callable[[Moment], float]] = {
+    "offline": lambda point: point.updates,
+    "online": lambda point: point.agent_steps,
+}
+
+
+def _split(outcome: Outcome) -> dict[str, list[Moment]]:
+    found = moments(outcome)
+    return {phase: [point for point in found if point.phase == phase] for phase in ("offline", "online")}
+
+
+def _part(outcome: Outcome, phase: str) -> list[Moment]:
+    """A phase's evaluations; the online part goes on from the last offline one."""
+    parts = _split(outcome)
+    if phase == "online" and parts["online"] and parts["offline"]:
+        return [parts["offline"][-1], *parts["online"]]
+    return parts[phase]
+
+
+def _draw(axes: Axes, curve: Curve, look: Look, hollow: bool = False) -> None:
+    axes.fill_between(curve.x, curve.low, curve.high, color=look.colour, alpha=0.16, lw=0, zorder=1.5)
+    axes.plot(
+        curve.x,
+        curve.value,
+        color=look.colour,
+        marker=look.marker,
+        ms=5,
+        mfc="white" if hollow else look.colour,
+        ls=(0, (4, 2)) if hollow else "-",
+        lw=1.8,
+        label="_" if hollow else look.label,
+        zorder=3,
+        clip_on=False,
+    )
+
+
+def _levels(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    """Teachers and random play as lines."""
+    teachers = grouped([o for o in outcomes if o.method.teacher], lambda outcome: outcome.method.teacher)
+    for (ref, cells), dashes in zip(teachers.items(), itertools.cycle(_DASHES), strict=False):
+        returns = pooled(cells, "teacher")
+        if returns is not None:
+            label = _plain(f"teacher {short_path(str(ref))}: {returns.mean:.1f}")
+            axes.axhline(returns.mean, color="black", lw=1.3, ls=dashes, label=label, zorder=1)
+    random = pooled(outcomes, "random")
+    if random is not None:
+        label = f"random play: {random.mean:.1f}"
+        axes.axhline(random.mean, color=GREY, lw=1.3, ls=(0, (1, 1.6)), label=label, zorder=1)
+
+
+def _label(axes: Axes, phase: str) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    online = phase == "online"
+    title = "online: playing itself" if online else "offline: on the teacher's data"
+    axes.set_title(title, size=9, color=GREY, pad=5)
+    axes.set_xlabel("agent steps of the student" if online else "updates (offline)")
+    prune = None if online else "upper"
+    axes.xaxis.set_major_locator(MaxNLocator(6 if online else 4, steps=[1, 2, 2.5, 5, 10], prune=prune))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+
+
+def _panels(
+    env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look], widths: Sequence[float]
+) -> tuple[Figure, list[Axes]]:
+    """Panels in a row with one y-axis, room for the legend above them."""
+    from matplotlib.figure import Figure
+
+    entries = len(by_method(outcomes)) + len({each.method.teacher for each in outcomes}) + 1
+    head = 0.62 + 0.2 * ((entries + 1) // 2)
+    inches = 3.7 + head
+    figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
+    options = {"width_ratios": list(widths), "wspace": 0.0}
+    row = list(figure.subplots(1, len(widths), sharey=True, squeeze=False, gridspec_kw=options)[0])
+    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=1 - head / inches)
+    seeds = len({each.seed for each in outcomes})
+    title = f"{env}: interquartile mean of {seeds} {'seed' if seeds == 1 else 'seeds'}, 95 % intervals"
+    figure.text(0.1, 1 - 0.1 / inches, _plain(title), size=11, weight="bold", va="top")
+    for axes in row:
+        _style(axes)
+    row[0].set_ylabel("return per game (raw score)")
+    return figure, row
+
+
+def _style(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#DDDDDD", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, color=GREY)
+
+
+def _legend(figure: Figure, row: Sequence[Axes]) -> None:
+    found: dict[str, Any] = {}
+    for axes in row:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    inches = figure.get_figheight()
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="upper left",
+        bbox_to_anchor=(0.093, 1 - 0.32 / inches),
+        ncols=2,
+        frameon=False,
+        fontsize=8.5,
+        borderaxespad=0.0,
+        handlelength=2.6,
+        labelspacing=0.25,
+    )
+
+
+# ---------------------------------------------------------------- profiles and matrix
+
+
+def profiles_figure(
+    outcomes: Sequence[Outcome], scales: dict[str, Scale], looks: Mapping[Method, Look]
+) -> Figure:
+    """Share of the runs above each score (Agarwal et al. 2021, section 4.2)."""
+    from matplotlib.figure import Figure
+
+    methods = {method: scores_of(cells, scales) for method, cells in by_method(outcomes).items()}
+    values = [value for scores in methods.values() for runs in scores.values() for value in runs]
+    levels = np.linspace(min(0.0, *values), max(1.0, *values) * 1.05, _PROFILE_LEVELS)
+    inches = 4.0 + 0.2 * ((len(methods) + 1) // 2)
+    figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
+    axes = figure.subplots()
+    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=3.55 / inches)
+    for method, scores in methods.items():
+        found, look = stats.profile(scores, list(levels)), looks[method]
+        axes.fill_between(levels, found.low, found.high, color=look.colour, alpha=0.16, lw=0, step="post")
+        axes.step(
+            levels,
+            found.share,
+            where="post",
+            color=look.colour,
+            marker=look.marker,
+            markevery=_PROFILE_LEVELS // 8,
+            ms=5,
+            lw=1.8,
+            label=look.label,
+        )
+    axes.set_xlabel(_plain(f"score (0: random play, 1: {_one(scales)})"))
+    axes.set_ylabel("share of runs with a higher score")
+    axes.set_ylim(-0.03, 1.03)
+    _style(axes)
+    title = "Performance profiles with pointwise 95 % intervals"
+    figure.text(0.1, 1 - 0.1 / inches, title, size=11, weight="bold", va="top")
+    _legend(figure, [axes])
+    return figure
+
+
+def matrix_figure(summary: Sequence[Mapping[str, Any]]) -> Figure:
+    """Interquartile mean scores: a row per teacher (and one from scratch), a column per student."""
+    from matplotlib.figure import Figure
+
+    rows = list(dict.fromkeys(row["teacher"] for row in summary))
+    columns = list(dict.fromkeys(row["student"] for row in summary))
+    table = np.full((len(rows), len(columns)), np.nan)
+    for row in summary:
+        if row["iqm"] is not None:
+            table[rows.index(row["teacher"]), columns.index(row["student"])] = row["iqm"]
+    inches = 1.5 + 0.75 * len(rows)
+    figure = Figure(figsize=(max(6.0, 3.6 + 1.7 * len(columns)), inches), facecolor="white")
+    axes = figure.subplots()
+    image = axes.imshow(table, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), [_plain(name) for name in columns])
+    axes.set_yticks(range(len(rows)), [_plain(short_path(ref)) if ref else "from scratch" for ref in rows])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for row in summary:
+        _write_cell(axes, rows.index(row["teacher"]), columns.index(row["student"]), row)
+    axes.set_title("Interquartile mean score, 95 % interval, runs", size=11, weight="bold", loc="left")
+    axes.set(xlabel="student", ylabel="teacher")
+    figure.colorbar(image, ax=axes, label="score", extend="both")
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def _write_cell(axes: Axes, row: int, column: int, summary: Mapping[str, Any]) -> None:
+    value, ci95 = summary["iqm"], summary["ci95"]
+    if value is None:
+        return
+    lines = interval(value, ci95).replace(" [", "\n[") + f"\nn = {summary['n']}"
+    colour = "black" if value > 0.55 else "white"
+    axes.text(column, row, lines, ha="center", va="center", color=colour, size=9.5)
+
+
+# ---------------------------------------------------------------- words
+
+
+def _one(scales: Mapping[str, Scale]) -> str:
+    names = {short_path(scale.one_is) for scale in scales.values()}
+    return names.pop() if len(names) == 1 else "the strongest teacher of each environment"
+
+
+def _plain(text: str) -> str:
+    """As it stands: no mathematics, and no letters that matplotlib's own font has not."""
+    kept = "".join(c if c.isprintable() and ord(c) < 0x2E80 else "?" for c in text)
+    return (kept if len(kept) <= 76 else f"{kept[:38]}…{kept[-37:]}").replace("$", r"\$")
