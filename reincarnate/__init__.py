@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         resume,
         run,
     )
+    from reincarnate.comparison import Comparison, compare, report_runs
     from reincarnate.config import RunConfig, override, preset
     from reincarnate.envs import env_spec, make_env
     from reincarnate.errors import UserError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 # Imported on first use, so that `reincarnate --help` does not wait for torch.
 _HOME = {
     "Batch": "types",
+    "Comparison": "comparison",
     "EnvSpec": "types",
     "Replay": "replay",
     "Returns": "types",
@@ -47,6 +49,7 @@ _HOME = {
     "UserError": "errors",
     "Watched": "watching",
     "collect_teacher": "api",
+    "compare": "comparison",
     "env_spec": "envs",
     "evaluate_teacher": "api",
     "export_teacher": "teachers.export",
@@ -56,6 +59,7 @@ _HOME = {
     "override": "config",
     "preset": "config",
     "push": "sharing",
+    "report_runs": "comparison",
     "resume": "api",
     "run": "api",
     "watch": "watching",
@@ -63,6 +67,7 @@ _HOME = {
 
 __all__ = [
     "Batch",
+    "Comparison",
     "EnvSpec",
     "Replay",
     "Returns",
@@ -73,6 +78,7 @@ __all__ = [
     "UserError",
     "Watched",
     "collect_teacher",
+    "compare",
     "env_spec",
     "evaluate_teacher",
     "export_teacher",
@@ -82,6 +88,7 @@ __all__ = [
     "override",
     "preset",
     "push",
+    "report_runs",
     "resume",
     "run",
     "watch",

@@ -37,8 +37,14 @@ class _Running:
 class LocalLauncher:
     """Runs cells until all are finished or have failed."""
 
-    def __init__(self, folder: Path, jobs: int, announce: Callable[[str], None]) -> None:
-        self._folder, self._jobs, self._say = folder, jobs, announce
+    def __init__(
+        self,
+        folder: Path,
+        jobs: int,
+        announce: Callable[[str], None],
+        command: Sequence[str] = (sys.executable, "-m", "reincarnate", "run"),
+    ) -> None:
+        self._folder, self._jobs, self._say, self._command = folder, jobs, announce, tuple(command)
         self._waiting: list[Cell] = []
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
@@ -120,7 +126,7 @@ class LocalLauncher:
         arguments = ["--resume", str(run)] if begun else [*cell.arguments, "--out", str(run)]
         with self._log(cell).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "reincarnate", "run", *arguments],
+                [*self._command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -29,7 +29,7 @@ _NOTES = {
     "many of each would decide it at level 5 % with power 80 %, if the probability stays what it is (Noether "
     "1987); 0 where it is decided.",
     "Cells": "Steps and time until the first evaluation at 50, 90 and 100 % of the run's teacher (from "
-    "scratch: of the strongest one). Agent steps are the student's own, 0 means in the offline phase; time is "
+    "scratch: of the strongest one). Agent steps are the student's own, 0 is in the offline phase; time is "
     "that of training, without evaluations and the collection of the teacher's data.",
 }
 

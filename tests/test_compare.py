@@ -1,0 +1,258 @@
+"""The grid, the processes that run it, and what is left of it after kill -9."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from filelock import FileLock
+
+from reincarnate.cli import main
+from reincarnate.comparison import compare
+from reincarnate.comparison.grid import Grid, cell_folder, plan, state_of
+from reincarnate.comparison.launch import LocalLauncher, thread_limits
+from reincarnate.errors import UserError
+from reincarnate.phases import Stopped
+
+from small_runs import SMALL, TEACHER, cli_options, read
+
+#: Stands in for `reincarnate run`: the seed says what it does.
+FAKE = """
+import json, pathlib, sys, time
+args = sys.argv[1:]
+value = lambda name: args[args.index(name) + 1]
+resumed = "--resume" in args
+run = pathlib.Path(value("--resume" if resumed else "--out"))
+run.mkdir(parents=True, exist_ok=True)
+with (run.parent.parent / "order.txt").open("a") as order:
+    order.write(f"{'resume' if resumed else 'start'} {run.name}\\n")
+(run / "config.json").write_text("{}")
+seed = run.name.rpartition("s")[2]
+if seed == "2" and not resumed:
+    print("reincarnate: no room on the disk", file=sys.stderr)
+    sys.exit(2)
+if seed == "9":
+    (run / "ready").touch()
+    time.sleep(600)
+(run / "result.json").write_text(json.dumps({"status": "done"}))
+"""
+
+
+def small_plan(**changes: object) -> Grid:
+    options = {"preset": "quick", "env": None, "settings": SMALL, "announce": lambda line: None} | changes
+    students = options.pop("students", ["qdagger-dqn"])
+    return plan(options.pop("teachers", [TEACHER]), students, options.pop("seeds", [1, 2, 3]), **options)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "fake.py").write_text(FAKE)
+    return (sys.executable, str(tmp_path / "fake.py"))
+
+
+def order(folder: Path) -> list[str]:
+    return (folder / "order.txt").read_text().split("\n")[:-1]
+
+
+# ---------------------------------------------------------------- grid
+
+
+def test_scratch_students_count_once_per_seed_and_teachers_share_their_part() -> None:
+    grid = small_plan(students=["qdagger-dqn", "dqn"], seeds=[1, 2])
+    names = [cell.name for cell in grid.cells]
+    assert names == [
+        "bundled-CartPole-dqn--qdagger-dqn--s1",
+        "scratch--CartPole-v1--dqn--s1",
+        "bundled-CartPole-dqn--qdagger-dqn--s2",
+        "scratch--CartPole-v1--dqn--s2",
+    ]
+    for cell in grid.cells:
+        assert "teacher_seed=1" in cell.arguments
+        assert cell.arguments[cell.arguments.index("--seed") + 1] == str(cell.seed)
+    assert [cell.teacher for cell in grid.cells[:2]] == [TEACHER, None]
+    assert "--teacher" not in grid.cells[1].arguments
+    assert "env.max_agent_steps=500" in grid.cells[1].arguments  # as its teacher's
+
+
+def test_a_grid_comes_back_from_its_file(tmp_path: Path) -> None:
+    grid = small_plan()
+    grid.save(tmp_path)
+    assert Grid.load(tmp_path) == grid
+    (tmp_path / "grid.json").write_text('{"format": 1}')
+    with pytest.raises(UserError, match="damaged"):
+        Grid.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teachers": []}, "'qdagger-dqn' needs a teacher: pass --teacher REF"),
+        ({"teachers": [TEACHER, TEACHER]}, "is given twice"),
+        ({"students": ["dqn"]}, "no student in it learns from a teacher"),
+        ({"students": ["dqn"], "teachers": []}, "the environment must be named: pass --env ID"),
+        ({"students": ["qdagger-dqm"]}, "did you mean 'qdagger-dqn'?"),
+        ({"settings": {"td.nstep": 3}}, "did you mean 'td.n_step'?"),
+        ({"settings": {"seed": 3}}, "pass it as --seeds"),
+        ({"preset": "quik"}, "did you mean 'quick'?"),
+        ({"teachers": ["bundled/Nothing"]}, "bundled/Nothing"),
+    ],
+)
+def test_what_no_run_would_accept_is_refused_before_any_starts(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        small_plan(**changes)
+
+
+def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["compare", *arguments])
+
+    for arguments in (
+        ["--teacher", "./nowhere.pt", "--out", str(tmp_path / "x")],
+        ["--teacher", TEACHER, "--seeds", "0", "--out", str(tmp_path / "x")],
+        ["--teacher", TEACHER, "--resume", str(tmp_path)],
+        ["--resume", str(tmp_path)],
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2, result.output
+        assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "grid.json").write_text("{}")
+    assert "already holds a comparison" in invoke("--teacher", TEACHER, "--out", str(tmp_path)).stderr
+
+
+# ---------------------------------------------------------------- processes
+
+
+def test_finished_cells_are_never_run_again_and_failed_ones_stop_nobody(
+    tmp_path: Path, fake: tuple[str, ...]
+) -> None:
+    grid, said = small_plan(), []
+    failed = LocalLauncher(tmp_path, 2, said.append, fake).run(grid.cells)
+    one, two, three = (cell.name for cell in grid.cells)
+    assert failed == {two: "no room on the disk"}
+    assert [state_of(cell_folder(tmp_path, cell)) for cell in grid.cells] == ["done", "begun", "done"]
+    assert f"{two}: failed: no room on the disk" in said
+    assert LocalLauncher(tmp_path, 2, said.append, fake).run(grid.cells) == {}
+    assert sorted(order(tmp_path)) == sorted(
+        [f"start {name}" for name in (one, two, three)] + [f"resume {two}"]
+    )
+
+
+def test_a_cell_that_another_process_still_runs_is_waited_for(tmp_path: Path, fake: tuple[str, ...]) -> None:
+    grid, said = small_plan(seeds=[1]), []
+    run = cell_folder(tmp_path, grid.cells[0])
+    run.mkdir(parents=True)
+    lock = FileLock(run / "run.lock", thread_local=False)
+    lock.acquire()
+
+    def finish() -> None:
+        (run / "config.json").write_text("{}")
+        (run / "result.json").write_text('{"status": "done"}')
+        lock.release()
+
+    threading.Timer(1.0, finish).start()
+    assert LocalLauncher(tmp_path, 1, said.append, fake).run(grid.cells) == {}
+    assert not (tmp_path / "order.txt").exists()
+    assert any("going on in another process" in line for line in said)
+
+
+def test_cells_of_one_teacher_wait_until_its_part_is_made(tmp_path: Path, fake: tuple[str, ...]) -> None:
+    grid = small_plan(students=["qdagger-dqn", "dqn"], seeds=[9, 1])  # seed 9 collects for ever
+    launcher = LocalLauncher(tmp_path, 3, lambda line: None, fake)
+    ready = cell_folder(tmp_path, grid.cells[0]) / "ready"
+
+    def stop() -> None:
+        for _ in range(600):
+            if ready.exists() and len(order(tmp_path)) == 3:
+                break
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(Stopped):
+        launcher.run(grid.cells)
+    started = {line.removeprefix("start ") for line in order(tmp_path)}
+    assert started == {cell.name for cell in grid.cells} - {grid.cells[2].name}
+    assert state_of(cell_folder(tmp_path, grid.cells[3])) == "done"  # from scratch, it waits for nobody
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert thread_limits(1) == {}
+    assert thread_limits(2)["OMP_NUM_THREADS"] == thread_limits(2)["REINCARNATE_CORES"] == "4"
+    assert thread_limits(50)["MKL_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert thread_limits(2)["OMP_NUM_THREADS"] == "2"
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+def test_killed_in_the_middle_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 of the comparison and of the cell it runs: what was finished stays as it is, to the byte."""
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "reincarnate", "compare"]
+    small = SMALL | {"online.agent_steps": 300, "evaluate.games": 4, "system.checkpoint_every_seconds": 0.2}
+    options = ["--teacher", TEACHER, "--seeds", "2", "--preset", "quick", *cli_options(small)]
+    process = subprocess.Popen([*command, *options, "--out", str(out)], stderr=subprocess.DEVNULL)
+    first, second = (out / "cells" / f"bundled-CartPole-dqn--qdagger-dqn--s{seed}" for seed in (1, 2))
+    wait_for(lambda: (second / "checkpoint" / "state.json").exists())
+    for victim in (process.pid, *children(process.pid)):  # listed before the first dies
+        os.kill(victim, signal.SIGKILL)
+    process.wait()
+    assert read(first, "result.json")["status"] == "done"
+    assert read(second, "result.json")["status"] == "running"
+    before = digests(first)
+    resumed = subprocess.run(
+        [*command, "--resume", str(out), "--json"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert digests(first) == before
+    assert "resuming" in (out / "logs" / f"{second.name}.log").read_text()
+    document = json.loads(resumed.stdout)
+    assert [(cell["seed"], cell["status"]) for cell in document["cells"]] == [(1, "done"), (2, "done")]
+    one, two = (read(run, "result.json") for run in (first, second))
+    assert one["teacher"]["return"] == two["teacher"]["return"]
+    assert two["phases"]["collect"]["reused"]
+    assert document["teachers"][0]["return"] == one["teacher"]["return"]
+    assert document["summary"][0]["n"] == 2
+    assert (out / "compare.html").is_file()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children(parent: int) -> list[int]:
+    """Its child processes; only processes that this test started are ever looked at."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_library_gives_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalLauncher, "run", lambda self, cells: {cells[0].name: "no room"})
+    found = compare([TEACHER], seeds=[5], preset="quick", settings=SMALL, out=tmp_path / "out")
+    assert found.document["cells"][0]["status"] == "failed"
+    assert found.document == read(tmp_path / "out", "compare.json")
+    assert found.failed == {found.document["cells"][0]["run"].removeprefix("cells/"): "no room"}
