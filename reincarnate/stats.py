@@ -119,7 +119,7 @@ def more_runs_needed(improvement: Estimate, runs_per_side: int) -> int | None:
     if distance < 1e-9:
         return None
     normal = scipy.stats.norm.ppf
-    needed = (normal(0.5 + CONFIDENCE / 2) + normal(POWER)) ** 2 / (6 * distance**2)
+    needed = float((normal(0.5 + CONFIDENCE / 2) + normal(POWER)) ** 2 / (6 * distance**2))
     return max(1, lacking, math.ceil(needed) - runs_per_side)
 
 
@@ -146,13 +146,15 @@ def _resampled(samples: Sequence[Floats], resamples: int) -> Floats:
 def _above(drawn: Floats, levels: Floats) -> Floats:
     """Share [R, T] of the values [R, n] above each level [T]."""
     below = np.stack([np.searchsorted(np.sort(row), levels, side="right") for row in drawn])
-    return 1.0 - below / drawn.shape[1]
+    above: Floats = 1.0 - below / drawn.shape[1]
+    return above
 
 
 def _wins(ours: Floats, theirs: Floats) -> Floats:
     """Share [R] of pairs that ours [R, n] wins against theirs [R, m]; a tie is half a win."""
     difference = ours[:, :, None] - theirs[:, None, :]
-    return (np.sign(difference) + 1.0).mean(axis=(1, 2)) / 2.0
+    wins: Floats = (np.sign(difference) + 1.0).mean(axis=(1, 2)) / 2.0
+    return wins
 
 
 def _tails() -> tuple[float, float]:
