@@ -104,7 +104,7 @@ def test_a_grid_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"settings": {"td.nstep": 3}}, "did you mean 'td.n_step'?"),
         ({"settings": {"seed": 3}}, "pass it as --seeds"),
         ({"preset": "quik"}, "did you mean 'quick'?"),
-        ({"teachers": ["bundled/Nothing"]}, "bundled/Nothing"),
+        ({"teachers": ["bundled/Nothing"]}, "no bundled teacher .Nothing."),
     ],
 )
 def test_what_no_run_would_accept_is_refused_before_any_starts(changes: dict, message: str) -> None:

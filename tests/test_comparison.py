@@ -162,7 +162,7 @@ def test_curves_show_mean_and_interval_of_each_evaluation(runs: list[Path]) -> N
     curve = pictures.curve_of([moments(each) for each in strong], lambda point: point.agent_steps)
     assert curve.x == [0, 333, 667, 1000]
     assert curve.value == pytest.approx([20, 35, 56, 52])
-    assert (curve.low[-1], curve.high[-1]) == (51.0, 53.0)
+    assert 51 <= curve.low[-1] < 52 < curve.high[-1] <= 53
     assert curve.low[0] == curve.high[0] == 20.0
 
 
@@ -179,7 +179,7 @@ def test_pictures_and_page_are_written_for_every_kind(runs: list[Path], tmp_path
     assert "<script" not in html
     assert html.count("<img") == 4
     assert "within the noise" in html
-    assert "$x_1$" in (tmp_path / "out" / "matrix.svg").read_text() or EVIL[:8] in html.replace("&lt;", "<")
+    assert "&lt;script&gt;$x_1$&lt;/script&gt;&amp;.pt" in html
 
 
 def test_teacher_levels_and_phases_are_in_the_pictures(runs: list[Path]) -> None:

@@ -292,7 +292,8 @@ def matrix_figure(summary: Sequence[Mapping[str, Any]]) -> Figure:
         if row["iqm"] is not None:
             table[rows.index(row["teacher"]), columns.index(row["student"])] = row["iqm"]
     inches = 1.5 + 0.75 * len(rows)
-    figure = Figure(figsize=(max(6.0, 3.6 + 1.7 * len(columns)), inches), facecolor="white")
+    width = max(6.0, 3.6 + 1.7 * len(columns))
+    figure = Figure(figsize=(width, inches), facecolor="white", layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(table, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), [_plain(name) for name in columns])
@@ -304,7 +305,6 @@ def matrix_figure(summary: Sequence[Mapping[str, Any]]) -> Figure:
     axes.set_title("Interquartile mean score, 95 % interval, runs", size=11, weight="bold", loc="left")
     axes.set(xlabel="student", ylabel="teacher")
     figure.colorbar(image, ax=axes, label="score", extend="both")
-    figure.set_layout_engine("constrained")
     return figure
 
 
