@@ -98,7 +98,7 @@ def learning_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method
         for method, cells in by_method(outcomes).items():
             runs = [_part(cell, phase) for cell in cells]
             if any(runs):
-                _draw(axes, curve_of(runs, _STEPS[phase]), looks[method])
+                _draw(axes, curve_of(runs, _STEPS[phase]), looks[method], _joined(cells, phase))
         _levels(axes, outcomes)
         _label(axes, phase)
     if len(phases) == 2:
@@ -122,7 +122,7 @@ def time_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Lo
             runs = [_part(cell, phase) for cell in cells]
             if any(runs):
                 curve = curve_of(runs, lambda point: point.seconds / seconds)
-                _draw(axes, curve, looks[method], hollow=phase == "offline")
+                _draw(axes, curve, looks[method], _joined(cells, phase), phase == "offline")
     _levels(axes, outcomes)
     axes.set_xlabel(f"{unit} of training (dashed with hollow marks: the offline phase)")
     axes.set_xlim(left=0)
@@ -149,13 +149,20 @@ def _part(outcome: Outcome, phase: str) -> list[Moment]:
     return parts[phase]
 
 
-def _draw(axes: Axes, curve: Curve, look: Look, hollow: bool = False) -> None:
+def _joined(outcomes: Sequence[Outcome], phase: str) -> bool:
+    return phase == "online" and any(_split(each)["offline"] for each in outcomes)
+
+
+def _draw(axes: Axes, curve: Curve, look: Look, joined: bool, hollow: bool = False) -> None:
+    goes_on = joined and len(curve.x) > 1  # its first point is the offline phase's last
     axes.fill_between(curve.x, curve.low, curve.high, color=look.colour, alpha=0.16, lw=0, zorder=1.5)
+    axes.vlines(curve.x, curve.low, curve.high, color=look.colour, lw=1.0, zorder=2, clip_on=False)
     axes.plot(
         curve.x,
         curve.value,
         color=look.colour,
         marker=look.marker,
+        markevery=slice(int(goes_on), None),
         ms=5,
         mfc="white" if hollow else look.colour,
         ls=(0, (4, 2)) if hollow else "-",
@@ -198,8 +205,9 @@ def _panels(
     """Panels in a row with one y-axis, room for the legend above them."""
     from matplotlib.figure import Figure
 
-    entries = len(by_method(outcomes)) + len({each.method.teacher for each in outcomes}) + 1
-    head = 0.62 + 0.2 * ((entries + 1) // 2)
+    teachers = {each.method.teacher for each in outcomes if each.method.teacher}
+    entries = len(by_method(outcomes)) + len(teachers) + 1
+    head = 0.62 + 0.165 * ((entries + 1) // 2)
     inches = 3.7 + head
     figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
     options = {"width_ratios": list(widths), "wspace": 0.0}
@@ -223,7 +231,7 @@ def _style(axes: Axes) -> None:
 
 def _legend(figure: Figure, row: Sequence[Axes]) -> None:
     found: dict[str, Any] = {}
-    for axes in row:
+    for axes in reversed(row):  # the online phase has them all
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     inches = figure.get_figheight()
