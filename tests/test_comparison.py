@@ -52,7 +52,7 @@ def test_the_document_keeps_the_contract(runs: list[Path], tmp_path: Path) -> No
     pair_names = {"a", "b", "probability_of_improvement", "ci95", "more_seeds_needed"}
     assert all(set(pair) == pair_names for pair in document["pairs"])
     assert (tmp_path / "out" / document["cells"][0]["run"] / "result.json").is_file()
-    rows = list(csv.DictReader((tmp_path / "out" / "compare.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out" / "compare.csv").read_text().splitlines()))
     assert len(rows) == len(document["cells"]) == 9
     assert set(rows[0]) >= (CELL - {"agent_steps_to"}) | {"agent_steps_to_0.5", "agent_steps_to_1.0"}
     assert float(rows[0]["final"]) == document["cells"][0]["final"] == 51.0

@@ -15,7 +15,6 @@ from reincarnate.evaluate import OutputsPolicy, RandomPolicy, evaluate
 from reincarnate.phases.shared_returns import shared
 from reincarnate.phases.stage import Stage
 from reincarnate.students.student import Student
-from reincarnate.teachers.measured import policy_hash
 from reincarnate.types import Policy, Returns
 
 #: Environments that an evaluation steps together where training uses a single one.
@@ -46,7 +45,7 @@ def evaluate_teacher(stage: Stage) -> Returns:
     def policy(generator: torch.Generator) -> Policy:
         return OutputsPolicy(teacher.outputs, rule, teacher.temperature, generator)
 
-    what = {"policy": policy_hash(teacher), "act": str(rule)} if stage.shares_teacher else {}
+    what = {"policy": teacher.policy_sha256, "act": str(rule)} if stage.shares_teacher else {}
     return _evaluate_once(stage, policy, f"evaluate teacher ({rule})", "evaluate teacher", what)
 
 
