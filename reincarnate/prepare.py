@@ -29,7 +29,8 @@ from reincarnate.teachers.teacher import Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import EnvSpec
 
-_OVERRIDES = (
+#: Fields of an EnvSpec that a run's settings can change.
+ENV_OVERRIDES = (
     "sticky_probability",
     "episodic_life",
     "reward_clip",
@@ -130,7 +131,7 @@ def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
     Raises:
         UserError: no environment named, or an action set that the teacher's network does not have.
     """
-    changes = {name: getattr(config, name) for name in _OVERRIDES if getattr(config, name) is not None}
+    changes = {name: getattr(config, name) for name in ENV_OVERRIDES if getattr(config, name) is not None}
     if teacher is None:
         if config.id is None:
             raise UserError(

@@ -21,13 +21,13 @@ _WRITTEN = (
 )
 
 
-def lock(folder: Path) -> FileLock:
-    """Own ``folder`` until the lock is released (or the process ends).
+def lock(folder: Path, name: str = "run.lock") -> FileLock:
+    """Own ``folder`` until the lock is released (or the process ends); ``name`` is the lock's file there.
 
     Raises:
         UserError: another process owns it.
     """
-    held = FileLock(folder / "run.lock")
+    held = FileLock(folder / name)
     try:
         held.acquire(timeout=0)
     except Timeout:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from reincarnate import runfiles
 from reincarnate.comparison import grid as grids
 from reincarnate.comparison import results
 from reincarnate.comparison.cells import Outcome, of_grid, of_runs
@@ -24,6 +23,8 @@ from reincarnate.comparison.launch import LocalLauncher
 from reincarnate.errors import UserError
 
 __all__ = ["Comparison", "compare", "report_runs"]
+
+_LOCK = "compare.lock"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def compare(
         teachers, students, chosen, preset=preset, env=env, settings=settings or {}, announce=announce
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with _owned(folder):
+    with runfiles.lock(folder, _LOCK):
         grid.save(folder)
         announce(f"comparison of {len(grid.cells)} cells in {folder}")
         return _run(folder, grid, jobs, announce)
@@ -118,7 +119,7 @@ def resume(
     """
     where = Path(folder)
     grid = Grid.load(where)
-    with _owned(where):
+    with runfiles.lock(where, _LOCK):
         return _run(where, grid, jobs, announce)
 
 
@@ -160,15 +161,6 @@ def _refuse_used(folder: Path) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder; choose another --out")
-
-
-def _owned(folder: Path) -> FileLock:
-    lock = FileLock(folder / "compare.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"{folder} is in use by another reincarnate process; wait for it to end") from None
-    return lock
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -13,6 +13,7 @@ from reincarnate import config as configuration
 from reincarnate import files
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
+from reincarnate.prepare import ENV_OVERRIDES
 from reincarnate.runfiles import exact_reference
 from reincarnate.students.student import StudentEntry, get_student
 from reincarnate.teachers.teacher import Teacher
@@ -23,16 +24,6 @@ FORMAT = 1
 GRID_FILE = "grid.json"
 #: Of the teacher's part (G_T, G_random, D_T), which all cells share, unless ``teacher_seed`` is set.
 TEACHER_SEED = 1
-#: What a scratch student's environment takes over from the teachers that it is compared with.
-_ATARI_FIELDS = (
-    "sticky_probability",
-    "episodic_life",
-    "reward_clip",
-    "full_action_set",
-    "noop_max",
-    "fire_reset",
-    "max_agent_steps",
-)
 State = Literal["new", "begun", "done"]
 
 
@@ -195,7 +186,7 @@ class _Builder:
         return [self._scratch(entry, seed, spec, as_teacher=bool(teachers)) for spec in specs.values()]
 
     def _scratch(self, entry: StudentEntry, seed: int, spec: EnvSpec, as_teacher: bool) -> Cell:
-        fields = _ATARI_FIELDS if spec.kind == "atari" else ("max_agent_steps",)
+        fields = ENV_OVERRIDES if spec.kind == "atari" else ("max_agent_steps",)
         same = {f"env.{name}": str(getattr(spec, name)) for name in fields} if as_teacher else {}
         arguments = ["--env", spec.env_id, *self._common(entry, seed, same | self._settings)]
         place = f"{spec.env_id}--" if as_teacher else ""
