@@ -166,14 +166,17 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "env.num_envs": 8,
         "evaluate.games": 16,
         "collect.agent_steps": 40_000,
-        "offline.updates": 2_500,
+        "offline.updates": 1_500,
         "offline.target_update_every_updates": 500,
         "offline.evaluations": 1,
         "online.agent_steps": 10_000,
         "online.learning_starts_agent_steps": 1_000,
         "online.replay_capacity_agent_steps": 10_000,
+        "online.agent_steps_per_update": 8,
         "online.target_update_every_agent_steps": 2_000,
         "online.evaluations": 1,
+        # Each environment ends about one game in so short a phase: m has nothing to go by, and the teacher stays.
+        "distill.stop_fraction": 1.0,
     },
     "default": {},
     "paper": {

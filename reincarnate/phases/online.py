@@ -41,13 +41,14 @@ def make_coefficient(stage: Stage) -> DistillCoefficient | None:
     """The annealed m of a student that distils; None for one that does not."""
     if not (stage.entry.method.distill and stage.teacher_return and stage.random_return):
         return None
-    config = stage.config
+    config, fraction = stage.config, stage.config.distill.stop_fraction
     return DistillCoefficient(
         teacher_return=stage.teacher_return.mean,
         random_return=stage.random_return.mean,
         num_envs=config.env.num_envs,
         window_games=config.distill.window_games,
-        stop_agent_step=round(config.distill.stop_fraction * config.online.agent_steps),
+        # A fraction of 1 keeps the teacher to the very end, the last step's log included.
+        stop_agent_step=round(fraction * config.online.agent_steps) + (fraction == 1.0),
     )
 
 
