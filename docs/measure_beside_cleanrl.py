@@ -56,7 +56,7 @@ json.dump({"times": times, "threads": torch.get_num_threads()}, open(written, "w
 
 
 def cleanrl_rates(args: argparse.Namespace, teacher: Path, folder: Path) -> dict[str, float]:
-    """Iterations per second of each loop of CleanRL's script; one of its iterations is one agent step or update."""
+    """Iterations per second of each loop of CleanRL's script; one is an agent step or an update."""
     script = Path(args.cleanrl).resolve() / "cleanrl" / "qdagger_dqn_atari_impalacnn.py"
     written = folder / "times.json"
     options = {
@@ -118,6 +118,7 @@ def _ratios(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Read the command line, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
