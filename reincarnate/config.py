@@ -177,6 +177,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "online.evaluations": 1,
         # Each environment ends about one game in so short a phase: m has nothing to go by, and the teacher stays.
         "distill.stop_fraction": 1.0,
+        "optimizer.learning_rate": 3e-4,  # so few updates learn more in large steps
     },
     "default": {},
     "paper": {

@@ -32,7 +32,7 @@ TABLE = {
     "distill.window_games": (20, 20, 20, 20),
     "distill.stop_fraction": (1.0, 0.6, 0.6, 0.6),
     "optimizer.batch_size": (32, 32, 32, 32),
-    "optimizer.learning_rate": (1e-4, 1e-4, 1e-4, 1e-4),
+    "optimizer.learning_rate": (3e-4, 1e-4, 1e-4, 1e-4),
     "optimizer.learning_rate_final": (1e-5, 1e-5, 1e-5, 1e-4),
     "optimizer.adam_eps": (1.5e-4, 1.5e-4, 1.5e-4, 1e-8),
     "evaluate.games": (16, 30, 100, 10),
