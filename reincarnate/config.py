@@ -166,7 +166,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "env.num_envs": 8,
         "evaluate.games": 16,
         "collect.agent_steps": 40_000,
-        "offline.updates": 1_500,
+        "offline.updates": 2_500,
         "offline.target_update_every_updates": 500,
         "offline.evaluations": 1,
         "online.agent_steps": 10_000,
@@ -177,7 +177,6 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "online.evaluations": 1,
         # Each environment ends about one game in so short a phase: m has nothing to go by, and the teacher stays.
         "distill.stop_fraction": 1.0,
-        "optimizer.learning_rate": 3e-4,  # so few updates learn more in large steps
     },
     "default": {},
     "paper": {
