@@ -11,6 +11,7 @@ print(result.document["student"]["teacher_normalized"])
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from reincarnate.diagnose import Diagnosis, Setting, diagnose
 from reincarnate.errors import UserError
 from reincarnate.evaluate import OutputsPolicy, evaluate
 from reincarnate.progress import Progress
+from reincarnate.ranks import Ranks, connect
 from reincarnate.replay import Buffer, Replay, storage
 from reincarnate.runner import Run
 from reincarnate.students.student import get_student
@@ -107,7 +109,13 @@ def run(
     Raises:
         UserError: anything that the caller can put right, in one line.
     """
-    given = dict(settings or {})
+    folder = Path(out) if out is not None else None
+    with connect() as ranks:
+        config = ranks.lead(lambda: _run_config(teacher, student, preset, dict(settings or {})))
+        return _execute(Run.start(config, folder, _progress(progress, ranks), ranks))
+
+
+def _run_config(teacher: str | None, student: str, preset: str, given: dict[str, Any]) -> RunConfig:
     for name in ("teacher", "student", "preset"):
         if name in given:
             raise UserError(f"{name} is not a setting; pass it as --{name}")
@@ -115,13 +123,13 @@ def run(
         given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
     explores = not get_student(student).method.needs_teacher
     base = configuration.preset(preset, explores=explores, scratch=teacher is None)
-    config = configuration.override(base, {"teacher": teacher, "student": student, **given})
-    return _execute(Run.start(config, Path(out) if out is not None else None, progress or Progress()))
+    return configuration.override(base, {"teacher": teacher, "student": student, **given})
 
 
 def resume(folder: Path | str, progress: Progress | None = None) -> RunResult:
     """Go on with a stopped run from its last checkpoint; a finished one is returned as it is."""
-    return _execute(Run.resume(Path(folder), progress or Progress()))
+    with connect() as ranks:
+        return _execute(Run.resume(Path(folder), _progress(progress, ranks), ranks))
 
 
 def evaluate_teacher(
@@ -281,6 +289,13 @@ def collect_teacher(
             on_step=lambda done, mean: bar.update(done, **({} if mean is None else {"return": mean})),
             folder=folder,
         )
+
+
+def _progress(given: Progress | None, ranks: Ranks) -> Progress:
+    """Of several ranks, only rank 0 shows anything."""
+    if ranks.first:
+        return given or Progress()
+    return Progress(stream=open(os.devnull, "w"))
 
 
 def _check(values: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from reincarnate import files
 from reincarnate.errors import UserError
+from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Replay
 from reincarnate.replay.store import SegmentRecord, SegmentStore
 
@@ -26,13 +27,19 @@ FORMAT = 1
 _TENSORS = re.compile(r"tensors-\d{6,}\.pt")
 
 
-class CheckpointFolder:
-    """``checkpoint/`` of a run directory."""
+def student_data_folder(run_folder: Path, rank: int = 0) -> Path:
+    """Where the segments of D_S are, or of a rank's share of it."""
+    return run_folder / "checkpoint" / ("student-data" if rank == 0 else f"student-data-{rank}")
 
-    def __init__(self, run_folder: Path) -> None:
+
+class CheckpointFolder:
+    """``checkpoint/`` of a run directory; of several ranks, each writes its segments and rank 0 the rest."""
+
+    def __init__(self, run_folder: Path, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._folder = run_folder / "checkpoint"
         self._state_file = self._folder / "state.json"
-        self._replay_folder = self._folder / "student-data"
+        self._replay_folder = student_data_folder(run_folder, ranks.rank)
         self._store: SegmentStore | None = None
         self._marks: Any = None
         self._number = 0
@@ -42,18 +49,26 @@ class CheckpointFolder:
         return self._state_file.exists()
 
     def save(self, state: dict[str, Any], tensors: dict[str, Any], replay: Replay | None) -> None:
-        """Commit ``state`` (JSON), ``tensors`` (nested) and D_S, if there is one."""
+        """Commit ``state`` (JSON), ``tensors`` (nested) and D_S, if there is one; all ranks call it."""
         self._folder.mkdir(exist_ok=True)
+        shards = self._ranks.gather(self._append(replay) if replay is not None else [])
+        if self._ranks.first:
+            self._commit(state, tensors, shards)
+        self._ranks.meet()  # the old segments go only once the new list is on disk
+        if self._store is not None:
+            self._store.sweep()
+
+    def _commit(
+        self, state: dict[str, Any], tensors: dict[str, Any], shards: list[list[dict[str, Any]]]
+    ) -> None:
         self._number += 1
         name = f"tensors-{self._number:06d}.pt"
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
         files.write_bytes(self._folder / name, buffer.getvalue())
-        records = self._append(replay) if replay is not None else []
         document = {"format": FORMAT, "number": self._number, "tensors": name, "state": state}
-        files.write_json(self._state_file, document | {"student_data": records})
-        if self._store is not None:
-            self._store.sweep()
+        others = {"other_ranks": shards[1:]} if len(shards) > 1 else {}
+        files.write_json(self._state_file, document | {"student_data": shards[0]} | others)
         # The tensors of the checkpoint before, and what a kill left half-written.
         for pattern in ("tensors-*.pt", ".tensors-*", ".state.json.*"):
             for stale in self._folder.glob(pattern):
@@ -61,7 +76,7 @@ class CheckpointFolder:
                     stale.unlink()
 
     def load(self, device: torch.device) -> tuple[dict[str, Any], dict[str, Any], list[SegmentRecord]]:
-        """State, tensors on ``device``, and the records of D_S's segments.
+        """State, tensors on ``device``, and the records of D_S's segments, of this rank's.
 
         Raises:
             UserError: no checkpoint, of another format, or damaged.
@@ -86,6 +101,8 @@ class CheckpointFolder:
             raise self.damaged("no object")
         if document.get("format") != FORMAT:
             raise UserError(f"{self._state_file} is of another version of reincarnate; start a new run")
+        if self._ranks.rank:
+            document["student_data"] = self._shard(document)
         kinds = {"number": int, "tensors": str, "state": dict, "student_data": list}
         if not all(isinstance(document.get(name), kind) for name, kind in kinds.items()):
             raise self.damaged("an entry is missing or of another kind")
@@ -96,6 +113,12 @@ class CheckpointFolder:
         except TypeError:
             raise self.damaged("its list of segments") from None
         return document | {"student_data": records}
+
+    def _shard(self, document: dict[str, Any]) -> Any:
+        try:
+            return document["other_ranks"][self._ranks.rank - 1]
+        except (KeyError, IndexError, TypeError):
+            raise self.damaged(f"nothing of rank {self._ranks.rank}") from None
 
     def damaged(self, what: str) -> UserError:
         """The error of a state that contradicts itself or the run's configuration."""

@@ -8,7 +8,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -26,18 +26,38 @@ TIMED_ROUNDS, TIMING_SECONDS = 6, 3.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def pick_device(name: str) -> torch.device:
+def has_cuda() -> bool:
+    """Whether this PyTorch can use a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def pick_device(name: str, index: int | None = None) -> torch.device:
     """``auto`` is CUDA where there is one, else the CPU.
+
+    ``index``: which of the CUDA devices; it becomes the process's own. None: the usual one.
 
     Raises:
         UserError: ``cuda`` was asked for and is not there, or the name is unknown.
     """
-    available = torch.cuda.is_available()
+    available = has_cuda()
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"no device {name!r}; use auto, cpu or cuda")
     if name == "cuda" and not available:
         raise UserError("no CUDA device is available to this PyTorch; use --device cpu or auto")
+    if available and name != "cpu" and index is not None:
+        return _own_device(index)
     return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def _own_device(index: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise UserError(
+            f"process {index} on this machine needs CUDA device {index}, and there are {count}; "
+            "start one process per device"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def tune(device: torch.device) -> None:
@@ -198,24 +218,30 @@ class Step:
         function: one whole update; reads no device value on the host.
         device: where it runs.
         generators: whose random numbers it draws.
+        in_pieces: the function calls :func:`beside_capture`.
     """
 
     def __init__(
-        self, function: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()
+        self,
+        function: Callable[[], None],
+        device: torch.device,
+        generators: Sequence[torch.Generator] = (),
+        in_pieces: bool = False,
     ) -> None:
         self._function, self._generators = function, generators
-        self._cuda = device.type == "cuda"
+        self._cuda, self._in_pieces = device.type == "cuda", in_pieces
         self._calls = 0
         if self._cuda:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._graph: torch.cuda.CUDAGraph | None = None
+            self._pieces: list[Callable[[], object]] = []  # what a replay calls, in order
 
     def __call__(self) -> None:
         """Run the function once."""
         if not self._cuda:
             self._function()
-        elif self._graph is not None:
-            self._graph.replay()
+        elif self._pieces:
+            for piece in self._pieces:
+                piece()
         else:
             self._warm_up()
 
@@ -234,16 +260,73 @@ class Step:
         gc.collect()
         gc.disable()  # a collection that frees another graph would kill the capture
         try:
-            graph = torch.cuda.CUDAGraph()
-            for generator in self._generators:
-                register = getattr(graph, "register_generator_state", None)
-                if register is not None:
-                    register(generator)
-            with torch.cuda.graph(graph, stream=self._stream):
+            recording = _Recording(self._stream, self._generators, self._in_pieces)
+            with recording:
                 self._function()  # records, computes nothing
-            self._graph = graph
+            self._pieces = recording.pieces
         finally:
             gc.enable()
+
+
+class _Recording:
+    """A capture: graphs, and between them what :func:`beside_capture` was given.
+
+    The graphs share one pool of memory: they are replayed in the order in which they were captured, and what
+    one leaves for the next (gradients, say) is still referred to when the next is captured.
+    """
+
+    def __init__(
+        self, stream: torch.cuda.Stream, generators: Sequence[torch.Generator], in_pieces: bool
+    ) -> None:
+        self._stream, self._generators, self._in_pieces = stream, generators, in_pieces
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self.pieces: list[Callable[[], object]] = []
+
+    def __enter__(self) -> None:
+        global _recording
+        self._begin()
+        _recording = self if self._in_pieces else None
+
+    def __exit__(self, *error: Any) -> None:
+        global _recording
+        _recording = None
+        self._context.__exit__(*error)
+
+    def beside(self, work: Callable[[], object]) -> None:
+        """End a graph, leave ``work`` for the replays, and begin another graph."""
+        self._context.__exit__(None, None, None)
+        self.pieces.append(work)
+        self._begin()
+
+    def _begin(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            register = getattr(graph, "register_generator_state", None)
+            if register is not None:
+                register(generator)
+        # A collective before has a thread that looks at its events: that must not break the capture.
+        more: dict[str, Any] = {"capture_error_mode": "thread_local"} if self._in_pieces else {}
+        if self._graphs:
+            more["pool"] = self._graphs[0].pool()
+        self._context = torch.cuda.graph(graph, stream=self._stream, **more)
+        self._context.__enter__()
+        self._graphs.append(graph)
+        self.pieces.append(graph.replay)
+
+
+_recording: _Recording | None = None  # the capture in pieces that is going on
+
+
+def beside_capture(work: Callable[[], object]) -> None:
+    """Do ``work`` now; while a :class:`Step` is captured, leave it out and do it here at every replay.
+
+    ``work`` is called on the host between two graphs, so what it appends to the current stream comes after
+    the one and before the other. It has to work at the same addresses every time.
+    """
+    if _recording is None:
+        work()
+    else:
+        _recording.beside(work)
 
 
 def _fastest(steps: dict[Precision, Step], device: torch.device) -> dict[Precision, float]:

@@ -56,18 +56,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
-def estimate(config: RunConfig, parts: Parts) -> Estimate:
-    """Time a few vector steps and updates of a throw-away student, and add up the run's phases."""
+def estimate(config: RunConfig, parts: Parts, ranks: int = 1) -> Estimate:
+    """Time a few vector steps and updates of a throw-away student, and add up the run's phases.
+
+    ``ranks`` play at once; what they need to exchange gradients is not in it.
+    """
     environment, student, teacher = _acting_seconds(config, parts)
     update = _seconds(parts.entry.trial_update(config, parts.spec, parts.device, parts.precision), parts, 5)
     envs, online = config.env.num_envs, config.online
+    vector_steps = online.agent_steps / (envs * ranks)
     updates = max(0, online.agent_steps - online.learning_starts_agent_steps) // online.agent_steps_per_update
     asked = teacher * config.distill.stop_fraction if parts.entry.method.distill else 0.0
     offline = parts.entry.method.offline
     return Estimate(
         collect_seconds=config.collect.agent_steps / envs * (environment + teacher) if offline else 0.0,
         offline_seconds=config.offline.updates * update if offline else 0.0,
-        online_seconds=online.agent_steps / envs * (environment + student + asked) + updates * update,
+        online_seconds=vector_steps * (environment + student + asked) + updates * update,
     )
 
 

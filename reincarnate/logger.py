@@ -106,6 +106,29 @@ class RunLogger:
                 os.truncate(path, sizes[path.name])
 
 
+class SilentLogger(RunLogger):
+    """Writes nothing: of a rank whose run another one logs."""
+
+    def __init__(self) -> None:
+        """No file is opened."""
+
+    def scalars(self, phase: str, values: Mapping[str, float], step: int) -> None:
+        """Nothing."""
+
+    def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Nothing."""
+
+    def hparams(self, settings: Mapping[str, Any], metrics: Mapping[str, float | None] | None = None) -> None:
+        """Nothing."""
+
+    def sizes(self) -> dict[str, int]:
+        """No files."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def _event_files(directory: Path) -> Sequence[Path]:
     return sorted(directory.glob(_EVENTS))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 
 from reincarnate import seeds
 from reincarnate.acting import parse_act_rule
+from reincarnate.checkpoint import student_data_folder
 from reincarnate.config import EnvConfig, RunConfig
 from reincarnate.device import Precision, pick_device, tune
 from reincarnate.envs import env_spec, make_env
 from reincarnate.errors import UserError
+from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Sampler, storage
 from reincarnate.replay.frames import packed_frame_bytes
 from reincarnate.replay.storage import Buffer, Choice
@@ -67,6 +70,7 @@ def prepare(
     recorded: dict[str, Any] | None = None,
     where: str | None = None,
     folder: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Parts:
     """Load the teacher and build the student; everything a user can get wrong is refused here.
 
@@ -77,11 +81,12 @@ def prepare(
         recorded: ``teacher.json`` of the run that is resumed: exactly that file is loaded.
         where: storage of the run that is resumed; None chooses.
         folder: the run directory, if it is known yet.
+        ranks: of the run; each has its own device and random numbers.
 
     Raises:
         UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit.
     """
-    device = pick_device(config.system.device)
+    device = pick_device(config.system.device, ranks.device_index)
     tune(device)
     entry = get_student(config.student)
     if entry.method.needs_teacher and config.teacher is None:
@@ -98,18 +103,23 @@ def prepare(
         data = find_teacher_data(config.collect.teacher_data, teacher, spec, announce)
         collect = dataclasses.replace(config.collect, teacher_data=data.exact)
         config = dataclasses.replace(config, collect=collect)
-    buffers = _buffers(config, entry, spec, teacher, data, folder or Path("runs"))
+    buffers = _buffers(config, entry, spec, teacher, data, folder or Path("runs"), ranks.size)
     said: list[str] = []  # once nothing is refused any more: an error is the only line
-    chosen_storage = _choose_storage(config, spec, buffers, device, where, said.append)
+    chosen_storage = _choose_storage(config, spec, buffers, device, where, said.append, ranks.local_size)
     if data is not None:
         data.fetch()
-    generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner"))
+    generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner", ranks.rank))
     chosen = precision or entry.choose_precision(config, spec, device)
     student = entry.factory(config, spec, device, chosen, generator)
     parse_act_rule(config.evaluate.student_act, student.outputs)
+    if ranks.size > 1 and student.batch_spec.sequence_length is not None:
+        raise UserError(
+            f"student {entry.name!r} learns from sequences, and such a student cannot train on several ranks "
+            "yet; run it without torchrun"
+        )
     for line in said:
         announce(line)
-    sampler = Sampler(chosen_storage.device(device), seeds.derive(config.seed, "batches"))
+    sampler = Sampler(chosen_storage.device(device), seeds.derive(config.seed, "batches", ranks.rank))
     return Parts(
         config,
         spec,
@@ -152,10 +162,13 @@ def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
     return dataclasses.replace(spec, **changes)
 
 
-def student_capacity(config: RunConfig) -> int:
-    """Agent steps that D_S must hold: its capacity, or all that the run plays if that is less."""
-    played = config.online.agent_steps + config.env.num_envs
-    return min(config.online.replay_capacity_agent_steps, played)
+def student_capacity(config: RunConfig, ranks: int = 1) -> int:
+    """Agent steps that D_S must hold: its capacity, or all that the run plays if that is less.
+
+    Of several ranks, each one's share.
+    """
+    played = config.online.agent_steps + config.env.num_envs * ranks
+    return math.ceil(min(config.online.replay_capacity_agent_steps, played) / ranks)
 
 
 def _buffers(
@@ -165,11 +178,12 @@ def _buffers(
     teacher: Teacher | None,
     data: TeacherData | None,
     folder: Path,
+    ranks: int,
 ) -> list[Buffer]:
     """What the run will hold, one after the other: D_T, then D_S."""
     envs, backend = config.env.num_envs, config.env.backend
-    student = folder / "checkpoint" / "student-data"
-    buffers = [Buffer(envs, student_capacity(config), student)]
+    capacity = student_capacity(config, ranks)
+    buffers = [Buffer(envs, capacity, student_data_folder(folder, rank)) for rank in range(ranks)]
     if data is not None:
         shared = data.collection
         buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, data.complete))
@@ -187,14 +201,17 @@ def _choose_storage(
     device: torch.device,
     where: str | None,
     announce: Callable[[str], None],
+    processes: int,
 ) -> Choice:
-    """Where the buffers live, announced; what does not fit is refused."""
+    """Where the buffers live, announced; what does not fit is refused. ``processes`` share the memory."""
     compression = config.system.compress
     packed = None
     if compression != "none":
         packed = _PACKED_MARGIN * packed_frame_bytes(_sample_frames(config, spec), compression)
     sizes = storage.sizes_of(spec, buffers, packed)
     room = storage.room_for(spec, buffers, device)
+    if processes > 1 and room.memory is not None:
+        room = dataclasses.replace(room, memory=room.memory // processes)
     choice = storage.choose(where or config.system.buffer, sizes, room, device, compression)
     announce(choice.line)
     if choice.storage != "disk" and room.disk is not None and room.disk < 0:

@@ -65,12 +65,17 @@ def free_folder(env_id: str, config: RunConfig) -> Path:
 
 
 def write_start(
-    folder: Path, config: RunConfig, teacher: dict[str, Any] | None, versions: dict[str, str]
+    folder: Path,
+    config: RunConfig,
+    teacher: dict[str, Any] | None,
+    versions: dict[str, str],
+    ranks: int = 1,
 ) -> None:
     """``teacher.json``, then ``config.json``, which makes the folder a run."""
+    several = {"ranks": ranks} if ranks > 1 else {}
     if teacher is not None:
         files.write_json(folder / "teacher.json", teacher)
-    files.write_json(folder / "config.json", config.to_dict() | {"versions": versions})
+    files.write_json(folder / "config.json", config.to_dict() | {"versions": versions} | several)
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -85,7 +90,24 @@ def read_config(folder: Path) -> RunConfig:
     if not isinstance(values, dict):
         raise UserError(f"{folder / 'config.json'} is not the configuration of a run; it is damaged")
     values.pop("versions", None)
+    values.pop("ranks", None)
     return RunConfig.from_dict(values)
+
+
+def check_same_ranks(folder: Path, ranks: int) -> None:
+    """Refuse to go on with another number of processes: each has its part of D_S and its random numbers.
+
+    Raises:
+        UserError: the run was started with another number of ranks.
+    """
+    values = files.read_json(folder / "config.json")
+    began = values.get("ranks", 1) if isinstance(values, dict) else 1
+    if began != ranks:
+        how = f"torchrun --nproc-per-node={began} -m reincarnate" if began != 1 else "reincarnate"
+        raise UserError(
+            f"{folder} was started with {began} rank{'s'[: began != 1]} and cannot go on with {ranks}; "
+            f"resume it with `{how} run --resume {folder}`"
+        )
 
 
 def read_teacher(folder: Path) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from reincarnate import files, phases, prepare, report, result, runfiles, seeds
 from reincarnate.checkpoint import CheckpointClock, CheckpointFolder
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
+from reincarnate.device import Precision
 from reincarnate.errors import UserError
 from reincarnate.estimate import estimate
-from reincarnate.logger import RunLogger
+from reincarnate.logger import RunLogger, SilentLogger
 from reincarnate.phases import OfflineState, OnlineState, Stage, Stopped
 from reincarnate.progress import Progress
+from reincarnate.ranks import ALONE, Ranks, digest
 from reincarnate.replay import Replay
 from reincarnate.schedules import DistillCoefficient
 from reincarnate.teachers.collect import Collected, Collection, collect, load_teacher_data
@@ -31,14 +34,23 @@ from reincarnate.types import Returns
 
 
 class Run:
-    """A run in its own directory: :meth:`start` or :meth:`resume` one, then :meth:`execute` it."""
+    """A run in its own directory: :meth:`start` or :meth:`resume` one, then :meth:`execute` it.
+
+    Several ranks make one each and call the same; rank 0's writes the directory.
+    """
 
     def __init__(
-        self, config: RunConfig, folder: Path, progress: Progress, parts: prepare.Parts, lock: FileLock
+        self,
+        config: RunConfig,
+        folder: Path,
+        progress: Progress,
+        parts: prepare.Parts,
+        lock: FileLock | None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self._lock = lock
+        self._lock, self._ranks = lock, ranks
         self.folder, self.config, self.progress = folder, config, progress
-        self._checkpoints = CheckpointFolder(folder)
+        self._checkpoints = CheckpointFolder(folder, ranks)
         self._clock = CheckpointClock(config.system.checkpoint_every_seconds)
         self._stop = threading.Event()
         self._finished: list[str] = []
@@ -49,6 +61,7 @@ class Run:
         self._coefficient: DistillCoefficient | None = None
         self._teacher_data: Replay | None = None
         self._student_data: Replay | None = None
+        self._all_student_data: dict[str, int] | None = None  # of all ranks, where there are several
         self._storage, self._teacher_data_folder = parts.storage, parts.teacher_data
         self.stage = Stage(
             config=config,
@@ -62,50 +75,68 @@ class Run:
             generator=parts.generator,
             sampler=parts.sampler,
             progress=progress,
-            logger=RunLogger(folder),
+            logger=RunLogger(folder) if ranks.first else SilentLogger(),
             curves=Curves(),
             save=self._save,
             checkpoint_due=self._clock.due,
-            stop_requested=self._stop.is_set,
+            stop_requested=self._stop.is_set if ranks.size == 1 else self._asked_to_stop,
+            ranks=ranks,
         )
+        ranks.watch(self._stop.is_set)
 
     # ------------------------------------------------------------ making one
 
     @classmethod
-    def start(cls, config: RunConfig, folder: Path | None, progress: Progress) -> Run:
+    def start(cls, config: RunConfig, folder: Path | None, progress: Progress, ranks: Ranks = ALONE) -> Run:
         """Prepare a new run; nothing is written before everything that a user can get wrong is checked.
 
         Raises:
             UserError: the folder holds a run already, or anything in ``config`` does not fit together.
         """
+        return _together(ranks, lambda: cls._started(config, folder, progress, ranks), progress)
+
+    @classmethod
+    def _started(cls, config: RunConfig, folder: Path | None, progress: Progress, ranks: Ranks) -> Run:
         if folder is not None:
             runfiles.refuse_used(folder)
-        parts = prepare.prepare(config, announce=progress.say, folder=folder)
+        parts = prepare.prepare(config, announce=progress.say, folder=folder, ranks=ranks)
         config = parts.config
-        plan = _estimate(config, parts)  # makes the first environments, which may be refused too
+        plan = _estimate(config, parts, ranks.size)  # makes the first environments, which may be refused too
         folder = folder or runfiles.free_folder(parts.spec.env_id, config)
         folder.mkdir(parents=True, exist_ok=True)
         lock = runfiles.lock(folder)
         described = parts.teacher.to_json() if parts.teacher else None
-        runfiles.write_start(folder, config, described, result.versions())
+        runfiles.write_start(folder, config, described, result.versions(), ranks.size)
         progress.say(f"run directory: {folder}")
         progress.say(plan)
-        return cls(config, folder, progress, parts, lock)
+        return cls(config, folder, progress, parts, lock, ranks)
 
     @classmethod
-    def resume(cls, folder: Path, progress: Progress) -> Run:
+    def resume(cls, folder: Path, progress: Progress, ranks: Ranks = ALONE) -> Run:
         """Go on with the run in ``folder`` from its last checkpoint.
 
         Raises:
-            UserError: no run there, it is going on elsewhere, or its files are damaged.
+            UserError: no run there, it is going on elsewhere, with another number of ranks, or its files
+                are damaged.
         """
+        return _together(ranks, lambda: cls._locked(folder, progress, ranks), progress)
+
+    @classmethod
+    def _locked(cls, folder: Path, progress: Progress, ranks: Ranks) -> Run:
         config, recorded = runfiles.read_config(folder), runfiles.read_teacher(folder)
+        runfiles.check_same_ranks(folder, ranks.size)
         lock = runfiles.lock(folder)
         try:
-            return cls._resumed(config, recorded, folder, progress, lock)
+            return cls._resumed(config, recorded, folder, progress, lock, ranks)
         except BaseException:
             lock.release()
             raise
+
+    @classmethod
+    def _joined(cls, chosen: _Chosen, progress: Progress, ranks: Ranks) -> Run:
+        """The same run as rank 0's, which has made or resumed it already and owns its directory."""
+        config, recorded = runfiles.read_config(chosen.folder), runfiles.read_teacher(chosen.folder)
+        return cls._resumed(config, recorded, chosen.folder, progress, None, ranks, chosen)
 
     @classmethod
     def _resumed(
@@ -114,26 +145,30 @@ class Run:
         recorded: dict[str, Any] | None,
         folder: Path,
         progress: Progress,
-        lock: FileLock,
+        lock: FileLock | None,
+        ranks: Ranks,
+        chosen: _Chosen | None = None,
     ) -> Run:
-        checkpoints = CheckpointFolder(folder)
+        checkpoints = CheckpointFolder(folder, ranks)
         state = checkpoints.load(torch.device("cpu"))[0] if checkpoints.exists() else None
         if state is not None and not state.keys() >= {"precision", "device", "tensorboard"}:
             raise checkpoints.damaged("entries are missing")
         parts = prepare.prepare(
             config,
             announce=progress.say,
-            precision=state["precision"] if state else None,
+            precision=state["precision"] if state else chosen and chosen.precision,
             recorded=recorded,
-            where=state.get("storage") if state else None,
+            where=state.get("storage") if state else chosen and chosen.storage,
             folder=folder,
+            ranks=ranks,
         )
         if recorded and parts.teacher:
             runfiles.check_same_teacher(folder, recorded, parts.teacher)
         if state:
             _check_same_device(folder, state["device"], parts.device)
-            RunLogger.rewind(folder, state["tensorboard"])
-        run = cls(parts.config, folder, progress, parts, lock)
+            if ranks.first:
+                RunLogger.rewind(folder, state["tensorboard"])
+        run = cls(parts.config, folder, progress, parts, lock, ranks)
         if state:
             run._restore_checked()
         progress.say(f"resuming {folder} after {', '.join(run._finished) or 'nothing finished'}")
@@ -159,7 +194,8 @@ class Run:
             raise
         finally:
             self.stage.logger.close()
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()
 
     def _execute(self) -> dict[str, Any]:
         self._write_result("running")
@@ -188,7 +224,7 @@ class Run:
 
     def _phase_collect(self) -> None:
         with self._timed("collect"):
-            collected = self._obtain_teacher_data()
+            collected = self._shared_teacher_data()
         self._teacher_data = collected.replay
         self._collected = {
             "agent_steps": collected.agent_steps,
@@ -201,7 +237,7 @@ class Run:
 
     def _phase_offline(self) -> None:
         if self._teacher_data is None:  # a resumed run
-            self._teacher_data = self._obtain_teacher_data().replay
+            self._teacher_data = self._shared_teacher_data().replay
         phases.offline(self.stage, self._teacher_data, self._offline)
         self._teacher_data = None
         gc.collect()  # D_T is in a cycle with the update that was captured; D_S needs its room
@@ -215,6 +251,8 @@ class Run:
         phases.online(self.stage, self._student_data, self._online, self._coefficient)
 
     def _finish(self) -> dict[str, Any]:
+        if not self._ranks.first:
+            return self._write_result("done")
         phases.save_student(self.stage, self.folder / "student.safetensors")
         self.stage.curves.save(self.folder / "curves.json")
         document = self._write_result("done")
@@ -226,6 +264,12 @@ class Run:
         return document
 
     # ------------------------------------------------------------ parts of phases
+
+    def _shared_teacher_data(self) -> Collected:
+        """D_T, whole on every rank: rank 0 collects it, the others read what it has written."""
+        found: list[Collected] = []
+        self.stage.in_turn(lambda: found.append(self._obtain_teacher_data()))
+        return found[0]
 
     def _obtain_teacher_data(self) -> Collected:
         stage, config = self.stage, self.config
@@ -255,7 +299,9 @@ class Run:
             )
 
     def _new_student_data(self) -> Replay:
-        replay = self._new_replay(self.config.env.num_envs, prepare.student_capacity(self.config))
+        replay = self._new_replay(
+            self.config.env.num_envs, prepare.student_capacity(self.config, self._ranks.size)
+        )
         replay.spill = self._checkpoints.spill
         return replay
 
@@ -308,9 +354,32 @@ class Run:
             "generator": self.stage.generator.get_state(),
             "sampler": self.stage.sampler.get_state(),
         }
+        if self._ranks.size > 1:
+            tensors["ranks"] = self._gather_ranks()
         self._checkpoints.save(state, tensors, self._student_data)
-        self.stage.curves.save(self.folder / "curves.json")
+        if self._ranks.first:
+            self.stage.curves.save(self.folder / "curves.json")
         self._clock.restart()
+
+    def _gather_ranks(self) -> list[dict[str, Any]]:
+        """Every rank's random numbers.
+
+        Raises:
+            UserError: the ranks' students are not one and the same any more.
+        """
+        stage, replay = self.stage, self._student_data
+        numbers = {"generator": stage.generator.get_state(), "sampler": stage.sampler.get_state()}
+        held = (replay.agent_steps, replay.nbytes) if replay is not None else (0, 0)
+        found = self._ranks.gather((numbers, held, digest(stage.student.network.parameters())))
+        if len({weights for _, _, weights in found}) > 1:
+            raise UserError(
+                f"the ranks have come to different students: {self.config.student!r} does not average all "
+                "of its gradients (reincarnate.ranks.average_gradients); run it without torchrun"
+            )
+        if replay is not None:
+            steps, size = (sum(each) for each in zip(*(held for _, held, _ in found), strict=True))
+            self._all_student_data = {"agent_steps": steps, "bytes": size}
+        return [numbers for numbers, _, _ in found]
 
     def _restore_checked(self) -> None:
         """:meth:`_restore`; a state that does not fit (config.json was changed, say) is told in one line."""
@@ -335,9 +404,10 @@ class Run:
             )
         )
         self.stage.student.load_state_dict(tensors["student"])
-        self.stage.generator.set_state(tensors["generator"].cpu())
-        if "sampler" in tensors:  # not in checkpoints of before buffers had random numbers of their own
-            self.stage.sampler.set_state(tensors["sampler"].cpu())
+        own = tensors["ranks"][self._ranks.rank] if self._ranks.size > 1 else tensors
+        self.stage.generator.set_state(own["generator"].cpu())
+        if "sampler" in own:  # not in checkpoints of before buffers had random numbers of their own
+            self.stage.sampler.set_state(own["sampler"].cpu())
         if state["coefficient"]:
             self._coefficient = phases.make_coefficient(self.stage)
             if self._coefficient:
@@ -357,8 +427,16 @@ class Run:
             student_data=self._student_data,
             coefficient=self._coefficient,
         )
+        if self._all_student_data is not None:
+            document["buffers"]["student"] = self._all_student_data
+        if not self._ranks.first:
+            return document
         files.write_json(self.folder / "result.json", document)
         return document
+
+    def _asked_to_stop(self) -> bool:
+        """Whether this rank was asked to stop, or another one says that it was."""
+        return self._stop.is_set() or self._ranks.told_to_stop()
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -370,6 +448,32 @@ class Run:
         finally:
             self._ticking()
             self._ticking = lambda: None
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What rank 0 has chosen for all."""
+
+    folder: Path
+    precision: Precision
+    storage: str
+
+
+def _together(ranks: Ranks, make: Callable[[], Run], progress: Progress) -> Run:
+    """Rank 0 makes the run, with all that can be refused; then the others theirs, of the same student."""
+    made: list[Run] = []
+
+    def first() -> _Chosen:
+        run = make()
+        made.append(run)
+        return _Chosen(run.folder, run.stage.precision, run._storage.storage)
+
+    chosen = ranks.lead(first)
+    run = made[0] if made else Run._joined(chosen, progress, ranks)
+    if ranks.size > 1:
+        student = run.stage.student
+        student.load_state_dict(ranks.from_first(student.state_dict(), run.stage.device))
+    return run
 
 
 def _final_metrics(document: dict[str, Any]) -> dict[str, float]:
@@ -385,17 +489,17 @@ def _final_metrics(document: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _estimate(config: RunConfig, parts: prepare.Parts) -> str:
+def _estimate(config: RunConfig, parts: prepare.Parts, ranks: int) -> str:
     """The line that says how long it will take; leaves the run's random numbers as they were."""
     state = parts.generator.get_state()
     try:
-        return estimate(config, parts).text(config.preset)
+        return estimate(config, parts, ranks).text(config.preset)
     finally:
         parts.generator.set_state(state)
 
 
 def _check_same_device(folder: Path, recorded: str, device: torch.device) -> None:
-    if recorded != str(device):
+    if recorded.partition(":")[0] != device.type:
         raise UserError(f"{folder} ran on {recorded} and cannot go on with {device}; resume it where it ran")
 
 

@@ -19,6 +19,7 @@ from reincarnate.config import RunConfig
 from reincarnate.device import Precision, autocast, make_adam
 from reincarnate.losses import kl, log_policy, q_targets, td_loss
 from reincarnate.networks import Network, build_network, default_network, default_options
+from reincarnate.ranks import average_gradients
 from reincarnate.students.student import (
     QDAGGER_METHOD,
     SCRATCH_METHOD,
@@ -92,6 +93,7 @@ class Dqn:
             metrics["distill_loss"] = divergence.detach()
             metrics["teacher_agreement"] = _agreement(q, teacher_log_policy)
         loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(self.network.parameters())
         self.optimizer.step()
         q = q.detach()
         return metrics | {"loss": loss.detach(), "q_mean": q.mean(), "q_max": q.amax(dim=1).mean()}

@@ -58,6 +58,9 @@ class Student(Protocol):
     ) -> dict[str, Tensor]:
         """One gradient step; metrics are 0-d tensors on the device, and nothing is read by the host.
 
+        A student that may train on several ranks calls :func:`reincarnate.ranks.average_gradients` on what
+        it learns, after the backward pass.
+
         Args:
             batch: B transitions.
             teacher_log_policy: [B, A] at ``batch.obs``, or None for a student that does not distil.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reincarnate import seeds
 from reincarnate.acting import ActRule, parse_act_rule
-from reincarnate.evaluate import OutputsPolicy, RandomPolicy, evaluate
+from reincarnate.evaluate import OutputsPolicy, RandomPolicy, evaluate, lanes_for
 from reincarnate.phases.shared_returns import shared
 from reincarnate.phases.stage import Stage
 from reincarnate.students.student import Student
@@ -129,15 +129,40 @@ def _evaluate_once(
     def measure() -> Returns:
         return _evaluate(stage, policy(generator), title, seeds.derive(seed, purpose), generator)
 
-    returns, reused = shared(depends, measure, stage.stop_point)
+    def found() -> tuple[Returns, bool] | None:
+        return shared(depends, measure, stage.stop_point) if stage.ranks.first else None
+
+    # Rank 0 measures it alone: what runs share does not depend on the number of their ranks.
+    [measured] = [each for each in stage.apart(found) if each is not None]
+    returns, reused = measured
     if reused:
         stage.progress.say(f"{title}: {returns}, measured before")
     return returns
 
 
 def _evaluate(stage: Stage, policy: Policy, title: str, seed: int, generator: torch.Generator) -> Returns:
-    env, games = stage.config.env, stage.config.evaluate.games
-    before = generator.get_state()
+    """Whole games, shared among the ranks: every environment of every rank plays the same number."""
+    games, env, before = stage.config.evaluate.games, stage.config.env, generator.get_state()
+    rank, size = stage.share
+    lanes = lanes_for(games, size * (env.num_envs if env.num_envs > 1 else EVALUATION_ENVS))
+    first, end = lanes * rank // size, lanes * (rank + 1) // size
+
+    def play() -> tuple[float, ...]:
+        mine = end - first
+        return _play(stage, policy, title, seed + first, generator, mine, games // lanes) if mine else ()
+
+    # A resumed run repeats the evaluation with the same random numbers.
+    everybodys = stage.apart(play, undo=lambda: generator.set_state(before))
+    returns = Returns.from_games([score for each in everybodys for score in each])
+    stage.progress.say(f"{title}: {returns}")
+    return returns
+
+
+def _play(
+    stage: Stage, policy: Policy, title: str, seed: int, generator: torch.Generator, lanes: int, quota: int
+) -> tuple[float, ...]:
+    """The returns of this rank's games: ``quota`` in each of ``lanes`` environments."""
+    games, before = lanes * quota, generator.get_state()
     with stage.progress.phase(title, total=games, unit="games") as bar:
 
         def on_progress(done: int, total: int, mean: float) -> None:
@@ -146,15 +171,13 @@ def _evaluate(stage: Stage, policy: Policy, title: str, seed: int, generator: to
             stage.stop_point()
             bar.update(done, **({"return": mean} if done else {}))
 
-        returns = evaluate(
+        return evaluate(
             policy,
             stage.spec,
             games,
-            num_envs=env.num_envs if env.num_envs > 1 else EVALUATION_ENVS,
+            num_envs=lanes,
             seed=seed,
             device=stage.device,
-            backend=env.backend,
+            backend=stage.config.env.backend,
             progress=on_progress,
-        )
-    stage.progress.say(f"{title}: {returns}")
-    return returns
+        ).returns

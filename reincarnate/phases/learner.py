@@ -33,7 +33,7 @@ class Learner:
         # A buffer on the host is drawn from outside what is captured.
         generators = (stage.generator, stage.sampler.generator)
         on_device = [each for each in generators if each.device.type == stage.device.type]
-        self._step = Step(self._update, stage.device, on_device)
+        self._step = Step(self._update, stage.device, on_device, in_pieces=stage.ranks.size > 1)
 
     def set_coefficient(self, m: float) -> None:
         """m of the next updates, and the learning rate that goes with it."""
@@ -88,7 +88,8 @@ class Learner:
         log_policy = None
         if self._distill:
             log_policy = torch.log_softmax(batch.teacher_outputs / self._temperature, dim=1)
-        metrics = self._stage.student.update(batch, log_policy, self._m)
+        with self._stage.ranks.averaging():
+            metrics = self._stage.student.update(batch, log_policy, self._m)
         for name, value in metrics.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value)

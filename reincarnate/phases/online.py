@@ -15,6 +15,7 @@ from reincarnate.evaluate import restart_state
 from reincarnate.phases.evaluation import evaluate_student
 from reincarnate.phases.learner import Learner
 from reincarnate.phases.stage import PhaseClock, Stage, points_passed, snapshot
+from reincarnate.phases.together import played_by_all
 from reincarnate.replay import Replay
 from reincarnate.rollout import Acted, ActFunction, Game, Rollout
 from reincarnate.schedules import DistillCoefficient
@@ -45,7 +46,7 @@ def make_coefficient(stage: Stage) -> DistillCoefficient | None:
     return DistillCoefficient(
         teacher_return=stage.teacher_return.mean,
         random_return=stage.random_return.mean,
-        num_envs=config.env.num_envs,
+        num_envs=config.env.num_envs * stage.ranks.size,
         window_games=config.distill.window_games,
         # A fraction of 1 keeps the teacher to the very end, the last step's log included.
         stop_agent_step=round(fraction * config.online.agent_steps) + (fraction == 1.0),
@@ -78,7 +79,10 @@ class _Online:
         total = self._config.agent_steps
         with (
             make_env(
-                stage.spec, env_config.num_envs, stage.seed("online", state.agent_steps), env_config.backend
+                stage.spec,
+                env_config.num_envs,
+                stage.seed("online", state.agent_steps) + stage.ranks.rank * env_config.num_envs,
+                env_config.backend,
             ) as env,
             stage.progress.phase("online", total=total, unit="agent steps", done=state.agent_steps) as bar,
         ):
@@ -114,8 +118,9 @@ class _Online:
         self._learn()  # while the environments step
         outcome = rollout.finish()
         self._replay.add(outcome.lanes, outcome.rows)
-        state.agent_steps += outcome.agent_steps
-        for game in outcome.games:
+        played = played_by_all(self._stage, outcome)
+        state.agent_steps += played.agent_steps
+        for game in played.games:
             self._observe(game)
         if self._learner.flush_due:
             self._log()
@@ -123,7 +128,7 @@ class _Online:
     def _learn(self) -> None:
         """Make the updates that are due: an exact ratio to the agent steps, whatever the timing."""
         state, config = self._state, self._config
-        if not self._replay.can_sample():
+        if not self._stage.ranks.all(self._replay.can_sample()):
             return
         due = (state.agent_steps - config.learning_starts_agent_steps) // config.agent_steps_per_update
         self._learner.expect(max(0, due - state.updates))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,11 +16,14 @@ from reincarnate.curves import Curves
 from reincarnate.device import Precision
 from reincarnate.logger import RunLogger
 from reincarnate.progress import Progress
+from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Sampler
 from reincarnate.students.student import Student, StudentEntry
 from reincarnate.teachers.formats import save_native
 from reincarnate.teachers.teacher import Reported, Teacher, TeacherSpec
 from reincarnate.types import EnvSpec, Returns
+
+T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -49,6 +52,8 @@ class Stage:
     stop_requested: Callable[[], bool]
     teacher_return: Returns | None = None
     random_return: Returns | None = None
+    ranks: Ranks = ALONE  # of the processes that train this student together
+    _apart: bool = False
 
     def seed(self, purpose: str, count: int = 0) -> int:
         """A seed for ``purpose``, distinct per purpose, run seed and ``count``."""
@@ -61,17 +66,67 @@ class Stage:
 
     def safe_point(self) -> None:
         """Between two steps of a phase: checkpoint when due; raise :class:`Stopped` when asked to stop."""
-        if self.stop_requested():
+        stop = self.stop_requested()
+        stop, due = self.ranks.agree(stop, not stop and self.checkpoint_due())
+        if stop or due:
             self.save()
+        if stop:
             raise Stopped
-        if self.checkpoint_due():
-            self.save()
 
     def stop_point(self) -> None:
         """Inside work that is repeated as a whole on resume: raise :class:`Stopped` when asked to stop."""
         if self.stop_requested():
-            self.save()
+            if not self._apart:
+                self.save()
             raise Stopped
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which part of work, and of how many, is this process's: all of it inside :meth:`apart`."""
+        return (0, 1) if self._apart else (self.ranks.rank, self.ranks.size)
+
+    def apart(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> list[T]:
+        """Every rank does its ``work`` at its own pace; what each got, by rank (it is pickled).
+
+        When one of them is asked to stop, in ``work`` or while it waits, none of the work counts.
+
+        Args:
+            work: calls :meth:`stop_point`; it is repeated as a whole on resume.
+            undo: before the checkpoint of a stop, takes back what ``work`` has changed.
+
+        Raises:
+            Stopped: a rank was asked to stop.
+        """
+        if self.share[1] == 1:
+            return [work()]
+        done = self.ranks.gather(self._unless_stopped(work))
+        if None not in done:
+            return [value for each in done if each is not None for value in each]
+        undo()
+        self.save()
+        raise Stopped
+
+    def _unless_stopped(self, work: Callable[[], T]) -> tuple[T] | None:
+        self._apart = True
+        try:
+            return (work(),)
+        except Stopped:
+            self.ranks.tell_stop()
+            return None
+        finally:
+            self._apart = False
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Rank 0 does ``work``, then the others do it, and find what it has left them.
+
+        Raises:
+            Stopped: a rank was asked to stop.
+        """
+        if self.ranks.size == 1:
+            work()
+            return
+        for first in (True, False):
+            self.apart(lambda first=first: work() if self.ranks.first == first else None)  # type: ignore[misc]
 
 
 class PhaseClock:
@@ -98,6 +153,8 @@ def points_passed(done: int, total: int, points: int) -> int:
 
 def snapshot(stage: Stage, name: str) -> None:
     """The student as it is now, under ``snapshots/``."""
+    if not stage.ranks.first:
+        return
     folder = stage.folder / "snapshots"
     folder.mkdir(exist_ok=True)
     save_student(stage, folder / f"{name}.safetensors")
