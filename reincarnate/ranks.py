@@ -275,22 +275,20 @@ class Team(Ranks):
         Raises:
             PeerEnded: a rank has failed, or does not come though all were asked to stop.
         """
-        key, nap = self._key("meeting"), _SHORTEST_NAP
+        key = self._key("meeting")
         with _peers():
             self._store.add(key, 1)
-            while self._store.add(key, 0) < self.size:
-                nap = self._rest(nap)
+            self._wait(lambda: self._store.add(key, 0) == self.size)
 
     def lead(self, work: Callable[[], T]) -> T:
         """See :meth:`Ranks.lead`."""
-        key, nap = self._key("lead"), _SHORTEST_NAP
+        key = self._key("lead")
         if self.first:
             result = work()
             self._store.set(key, pickle.dumps(result).hex())
             return result
         with _peers():
-            while not self._store.check([key]):
-                nap = self._rest(nap)
+            self._wait(lambda: self._store.check([key]))
             found: T = pickle.loads(bytes.fromhex(self._store.get(key).decode()))
         return found
 
@@ -338,19 +336,28 @@ class Team(Ranks):
         self._counts[kind] = self._counts.get(kind, 0) + 1
         return f"{kind}{self._counts[kind]}"
 
-    def _rest(self, nap: float) -> float:
-        """Sleep, having looked around; the length of the next nap."""
-        if self._store.check([_FAILED]):
-            raise PeerEnded(f"rank {self.rank} ends because another rank did, which says why")
-        if self._stop_requested():
-            now = time.monotonic()
-            if self._asked_at is None:
-                self._asked_at = now
-                self._store.set(_STOP, "1")
-            if now - self._asked_at > PATIENCE_SECONDS:
-                raise PeerEnded(f"rank {self.rank} ends: another rank does not answer; resume the run")
-        time.sleep(nap)
-        return min(2 * nap, _LONGEST_NAP)
+    def _wait(self, over: Callable[[], bool]) -> None:
+        nap = _SHORTEST_NAP
+        while True:
+            failed = self._store.check([_FAILED])  # first: a rank may come, and fail afterwards
+            if over():
+                return
+            if failed:
+                raise PeerEnded(f"rank {self.rank} ends because another rank did, which says why")
+            self._hear()
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+
+    def _hear(self) -> None:
+        """Tell the others if this rank was asked to stop; who does not come then is not waited for long."""
+        if not self._stop_requested():
+            return
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            self._store.set(_STOP, "1")
+        if now - self._asked_at > PATIENCE_SECONDS:
+            raise PeerEnded(f"rank {self.rank} ends: another rank does not answer; resume the run")
 
 
 def _reduce(tensor: Tensor, operation: Any) -> None:

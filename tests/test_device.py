@@ -239,6 +239,79 @@ def test_a_step_on_cuda_warms_up_on_the_captured_stream_then_replays(monkeypatch
     assert log == ["replay", "replay"]
 
 
+def test_what_is_beside_a_capture_is_done_between_two_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FakeCuda(monkeypatch).log
+    graphs: list[object] = []
+
+    class Graph:
+        def __init__(self) -> None:
+            graphs.append(self)
+            self.name = f"graph {len(graphs)}"
+
+        def pool(self) -> str:
+            return f"pool of {self.name}"
+
+        def register_generator_state(self, generator) -> None:
+            log.append(f"register {generator} with {self.name}")
+
+        def replay(self) -> None:
+            log.append(f"replay {self.name}")
+
+    @contextlib.contextmanager
+    def capture(graph, stream, capture_error_mode, pool=None):
+        log.append(f"begin {graph.name} on {stream.name}, {capture_error_mode}, {pool}")
+        yield
+        log.append(f"end {graph.name}")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+
+    def update() -> None:
+        log.append("backward")
+        room.beside_capture(lambda: log.append("collective"))
+        log.append("step")
+
+    step = room.Step(update, CUDA, ["generator"], in_pieces=True)
+    for _ in range(room.WARM_UP_UPDATES - 1):
+        step()
+    assert not graphs
+    assert log.count("collective") == room.WARM_UP_UPDATES - 1  # eagerly, in its place
+    log.clear()
+    step()
+    recorded = log[log.index("side drained") + 1 :]
+    assert recorded == [
+        "register generator with graph 1",
+        "begin graph 1 on side, thread_local, None",
+        *["backward", "end graph 1", "register generator with graph 2"],
+        "begin graph 2 on side, thread_local, pool of graph 1",
+        *["step", "end graph 2"],
+    ]  # nothing collective is recorded, on no rank
+    log.clear()
+    step()
+    step()
+    assert log == ["replay graph 1", "collective", "replay graph 2"] * 2
+
+
+def test_beside_no_capture_work_is_done_at_once() -> None:
+    done: list[int] = []
+    room.beside_capture(lambda: done.append(1))
+    step = room.Step(lambda: room.beside_capture(lambda: done.append(2)), CPU, in_pieces=True)
+    step()
+    assert done == [1, 2]
+
+
+def test_a_rank_has_the_device_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert room.pick_device("auto", 1) == torch.device("cuda", 1)
+    assert room.pick_device("cpu", 1) == torch.device("cpu")
+    assert chosen == [1]
+    with pytest.raises(UserError, match="needs CUDA device 2, and there are 2; start one process per device"):
+        room.pick_device("cuda", 2)
+
+
 def test_a_failed_capture_leaves_the_garbage_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch)
     calls = iter(range(100))
