@@ -156,9 +156,9 @@ class Run:
         parts = prepare.prepare(
             config,
             announce=progress.say,
-            precision=state["precision"] if state else chosen and chosen.precision,
+            precision=state["precision"] if state else chosen.precision if chosen else None,
             recorded=recorded,
-            where=state.get("storage") if state else chosen and chosen.storage,
+            where=state.get("storage") if state else chosen.storage if chosen else None,
             folder=folder,
             ranks=ranks,
         )

@@ -85,7 +85,7 @@ class Stage:
         """Which part of work, and of how many, is this process's: all of it inside :meth:`apart`."""
         return (0, 1) if self._apart else (self.ranks.rank, self.ranks.size)
 
-    def apart(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> list[T]:
+    def apart(self, work: Callable[[], T], undo: Callable[[], object] = lambda: None) -> list[T]:
         """Every rank does its ``work`` at its own pace; what each got, by rank (it is pickled).
 
         When one of them is asked to stop, in ``work`` or while it waits, none of the work counts.
@@ -126,7 +126,11 @@ class Stage:
             work()
             return
         for first in (True, False):
-            self.apart(lambda first=first: work() if self.ranks.first == first else None)  # type: ignore[misc]
+            self.apart(work if self.ranks.first == first else _nothing)
+
+
+def _nothing() -> None:
+    """What a rank does while it is another's turn."""
 
 
 class PhaseClock:
