@@ -88,7 +88,7 @@ def test_the_result_counts_what_all_ranks_did(ran: Path) -> None:
     online = result["phases"]["online"]
     assert 600 <= online["agent_steps"] < 604  # 2 ranks of 2 environments
     assert online["updates"] == (online["agent_steps"] - 100) // 4
-    assert 400 <= result["buffers"]["student"]["agent_steps"] <= 408  # the capacity, in two halves
+    assert 400 <= result["buffers"]["student"]["agent_steps"] < 440  # the capacity, and what lanes reach over
     for returns in (result["teacher"]["return"], result["random"], result["student"]["final_return"]):
         assert len(returns["returns"]) == returns["n"] == 4
     curves = read(ran / "whole", "curves.json")
