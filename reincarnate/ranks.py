@@ -14,6 +14,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -377,4 +378,5 @@ def _peers() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[\S+\] ", "", line)[:200]  # without the place in the library's source

@@ -182,11 +182,16 @@ class Run:
         Raises:
             Stopped: asked to stop; the run can be resumed.
         """
+        with _stop_on_signals(self._stop):
+            return self._execute_and_close()
+
+    def _execute_and_close(self) -> dict[str, Any]:
         try:
-            with _stop_on_signals(self._stop):
-                return self._execute()
-        except (Stopped, KeyboardInterrupt):
+            return self._execute()
+        except (Stopped, KeyboardInterrupt) as stop:
             self._write_result("stopped")
+            if isinstance(stop, Stopped):
+                self._ranks.meet()  # torchrun kills the others as soon as one has left
             raise
         except BaseException:
             with contextlib.suppress(OSError):  # a full disk must not hide what went wrong

@@ -169,7 +169,7 @@ def test_torchrun_stops_with_one_rank_and_resumes(tmp_path: Path) -> None:
         os.kill(launch.pid(1), signal.SIGTERM)
         assert launch.end() != 0
         output = launch.output
-    assert "Traceback" not in output.split("ChildFailedError")[0].split("torch.distributed.elastic")[0]
+    assert not re.search(r'File "\S*reincarnate/\w+.py"', output)  # torchrun's own traceback alone
     assert output.count("run directory:") == 1  # only rank 0 prints
     assert read(folder, "result.json")["status"] == "stopped"
     state = read(folder, "checkpoint/state.json")

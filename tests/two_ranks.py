@@ -86,7 +86,7 @@ class Launch:
     def pids(self) -> list[int]:
         """Of all ranks that were ever seen."""
         own = self.process.pid
-        found = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        found = Path(f"/proc/{own}/task/{own}/children").read_text().split()  # while torchrun is there
         self._pids += [int(each) for each in found if int(each) not in self._pids]
         return self._pids
 
