@@ -34,6 +34,7 @@ def build_network(
     generator: torch.Generator | None = None,
     head: Mapping[str, Any] | None = None,
     normalise: Mapping[str, Any] | None = None,
+    core: int | None = None,
     **options: Any,
 ) -> Network:
     """A freshly drawn network; its state-dict names are part of the interface.
@@ -50,6 +51,7 @@ def build_network(
         head: None is linear; ``{"atoms", "v_min", "v_max"}`` is C51's categorical one, read as its mean.
         normalise: ``{"epsilon", "clip"}`` of running observation statistics (mlp alone), kept as
             ``normaliser.mean`` and ``normaliser.variance``.
+        core: units of an LSTM before the head, ``core.weight_ih``, ``core.weight_hh``, ``core.bias``.
         **options: nature: ``hidden`` (512), ``padding`` (``valid`` | ``same``), ``neck`` (()),
             ``neck_activation`` (``relu``). impala: ``hidden`` (256), ``channels`` ((16, 32, 32)),
             ``pool_padding`` (``torch`` | ``same``), ``neck`` (()). mlp: ``hidden`` ((256, 256)),
@@ -63,9 +65,11 @@ def build_network(
     _check(name, tuple(obs_shape), num_outputs, options)
     if normalise is not None and name != "mlp":
         raise UserError(f"only the mlp network normalises observations, not {name}")
+    if core is not None and core < 1:
+        raise UserError(f"core must have at least 1 unit, got {core}")
     with torch.device("meta"):  # draws nothing from the global generator
         normaliser = None if normalise is None else Normaliser(*obs_shape, **normalise)
-        network = Network(NETWORKS[name](tuple(obs_shape), **options), num_outputs, head, normaliser)
+        network = Network(NETWORKS[name](tuple(obs_shape), **options), num_outputs, head, normaliser, core)
     if torch.device(device).type != "meta":
         network.to_empty(device=device)
         initialise(network, generator)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from reincarnate.device import autocast, compute_dtype
+from reincarnate.errors import UserError
 from reincarnate.networks.head import CategoricalHead
+from reincarnate.networks.lstm import Lstm
 from reincarnate.networks.normaliser import Normaliser
 
 
@@ -22,6 +24,8 @@ class Trunk(nn.Module):
 
 class Network(nn.Module):
     """Trunk and head; the state dict has ``trunk.*``, ``head.*`` and, if it normalises, ``normaliser.*``.
+
+    A recurrent one has an LSTM between them, ``core.*``: :meth:`step` takes and returns its state.
 
     ``forward`` takes obs [B, *obs_shape], uint8 (divided by 255 here) or floating (normalised where the
     weights were trained so, else taken as it is), and returns [B, num_outputs] float32: Q-values or policy
@@ -35,22 +39,46 @@ class Network(nn.Module):
         num_outputs: int,
         head: Mapping[str, Any] | None = None,
         normaliser: Normaliser | None = None,
+        core: int | None = None,
     ) -> None:
         super().__init__()
         self.normaliser = normaliser
         self.trunk = trunk
+        self.core = None if core is None else Lstm(trunk.features, core)
+        features = trunk.features if core is None else core
         self.head = (
-            nn.Linear(trunk.features, num_outputs)
+            nn.Linear(features, num_outputs)
             if head is None
-            else CategoricalHead(trunk.features, num_outputs, **head)
+            else CategoricalHead(features, num_outputs, **head)
         )
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Outputs [B, num_outputs] float32 of obs [B, *obs_shape]."""
+        """Outputs [B, num_outputs] float32 of obs [B, *obs_shape].
+
+        Raises:
+            UserError: the network is recurrent, so that a single observation does not say what it gives.
+        """
+        if self.core is not None:
+            raise UserError(
+                "this network has a memory (an LSTM) and cannot be asked about single observations"
+            )
+        return self.step(obs, None)[0]
+
+    def initial_state(self, size: int) -> Tensor | None:
+        """[size, 2, units] zeros, with which games begin; None for a feed-forward network."""
+        return None if self.core is None else self.core.initial_state(size)
+
+    def step(self, obs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Outputs [B, num_outputs] float32 of obs [B, *obs_shape] and the next state [B, 2, units]."""
         features = self.trunk(scale(obs) if self.normaliser is None else self.normaliser(obs))
         with autocast(features.device, "fp32"):
-            outputs: Tensor = self.head(features.to(self.head.weight.dtype))
-        return outputs
+            features = features.to(self.head.weight.dtype)
+            if self.core is not None:
+                assert state is not None
+                state = self.core(self.core.read(features), state)
+                features = state[:, 0]
+            outputs: Tensor = self.head(features)
+        return outputs, state
 
 
 def scale(obs: Tensor) -> Tensor:
@@ -75,6 +103,8 @@ def initialise(network: nn.Module, generator: torch.Generator | None) -> None:
         if isinstance(layer, Normaliser):
             layer.mean.zero_()
             layer.variance.fill_(1.0)
+        elif isinstance(layer, Lstm):
+            layer.initialise(generator)
         elif isinstance(layer, (nn.Conv2d, nn.Linear)):
             bound = 1.0 / math.sqrt(layer.weight[0].numel())
             for parameter in layer.parameters(recurse=False):
