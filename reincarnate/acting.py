@@ -84,3 +84,18 @@ def act(
     if rule.kind == "sample":
         return sample(outputs, temperature, generator)
     return epsilon_greedy(outputs, rule.epsilon if rule.kind == "epsilon" else 0.0, generator)
+
+
+def behaviour_log_policy(outputs: Tensor, epsilon: Tensor, kind: OutputKind, temperature: float) -> Tensor:
+    """Log-policy [n, A] of what acted, from raw outputs [n, A] and the epsilon [n] that it explored with.
+
+    Policy logits were sampled at ``temperature``, Q-values played epsilon-greedily. Actions that a greedy
+    policy never takes get 1e-12 instead of 0, whose logarithm nothing could be computed with.
+    """
+    if kind == "policy_logits":
+        return torch.log_softmax(outputs.float() / temperature, dim=1)
+    num_actions = outputs.shape[1]
+    every = torch.arange(num_actions, device=outputs.device)
+    best = (outputs.argmax(dim=1, keepdim=True) == every).float()
+    share = epsilon[:, None]
+    return ((1.0 - share) * best + share / num_actions).clamp_min(1e-12).log()

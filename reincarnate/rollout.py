@@ -26,6 +26,8 @@ class Acted:
     behaviour_log_prob: Tensor  # [n] float32
     epsilon: float
     teacher_outputs: Tensor | None  # [n, A] float32 raw, or None where no teacher is asked any more
+    behaviour_log_policy: Tensor | None = None  # [n, A] float32 of all actions, where the buffer holds it
+    state: Tensor | None = None  # [n, *state_shape] before the observation, where the buffer holds it
 
 
 #: Observations [n, *obs_shape] and the step they came with (its reset flags) -> actions.
@@ -104,6 +106,8 @@ class Rollout:
             teacher_outputs=acted.teacher_outputs,
             behaviour_log_prob=acted.behaviour_log_prob,
             epsilon=np.full(len(before.env_ids), acted.epsilon, dtype=np.float32),
+            behaviour_log_policy=acted.behaviour_log_policy,
+            state=acted.state,
         )
 
     def _finished_games(self, after: EnvStep) -> tuple[Game, ...]:

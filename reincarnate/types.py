@@ -146,6 +146,33 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class SequenceBatch:
+    """B sequences of T rows, each from one environment, in the order in which they happened.
+
+    A row is what a buffer's row is: an observation, the action taken at it, and the outcome. The row of the
+    observation that ended a game has ``executed`` False; the next one opens a game. The last row of a
+    sequence only serves to bootstrap, so T rows give T - 1 returns.
+    """
+
+    obs: Tensor  # [B, T, *obs_shape] uint8 or float32
+    action: Tensor  # [B, T] int64
+    reward: Tensor  # [B, T] float32, that followed the action
+    terminal: Tensor  # [B, T] bool, the action ended the episode for good
+    truncated: Tensor  # [B, T] bool, the action met the frame limit
+    executed: Tensor  # [B, T] bool, False where the environment ignored the action or its outcome was lost
+    game_start: Tensor  # [B, T] bool, the observation opens a new game
+    behaviour_log_policy: Tensor  # [B, T, A] float32, of what acted
+    state: Tensor | None  # [B, *state_shape] of the actor before the first row; None: none was stored
+    teacher_outputs: Tensor | None = None  # [B, T, A] float32 raw outputs (zeros where none were stored)
+
+    def to(self, device: torch.device | str) -> SequenceBatch:
+        """All tensors on ``device``."""
+        names = [field.name for field in dataclasses.fields(self)]
+        moved: dict[str, Any] = {n: None if (x := getattr(self, n)) is None else x.to(device) for n in names}
+        return SequenceBatch(**moved)
+
+
+@dataclass(frozen=True)
 class Returns:
     """Undiscounted raw returns of whole games, with a bootstrap interval of the mean."""
 

@@ -109,6 +109,18 @@ class LaneIndex:
         ]
         return np.concatenate(lanes)
 
+    def sequence_bounds(self, length: int) -> tuple[Ints, Ints]:
+        """Where sequences of ``length`` rows may begin: the first row number [N] and how many there are [N].
+
+        The stack of the first row must be stored whole; those of the rows after it then are.
+        """
+        oldest = self.oldest
+        begin, lanes = oldest.copy(), np.arange(self._lanes)
+        for _ in range(self._stack - 1):
+            cut = begin - self._need[self.flat(begin, lanes)] < oldest
+            begin += cut & (begin < self.total)
+        return begin, np.maximum(0, self.total - length + 1 - begin)
+
     def can_settle(self, length: int) -> bool:
         """Whether lanes of ``length`` rows are possible here."""
         return self._size.shortest <= length <= self._size.longest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from reincarnate.replay.rows import INTEGERS, TEACHER
+from reincarnate.replay.rows import INTEGERS, NO_EXTRAS, TEACHER, Extras
 from reincarnate.types import EnvSpec
 
 #: Rows that a buffer on disk keeps in memory before they go to a segment, and rows of a segment.
@@ -45,35 +45,54 @@ def frame_bytes(spec: EnvSpec) -> int:
     return math.prod(spec.frame_shape) * spec.obs_dtype.itemsize
 
 
-def row_bytes(spec: EnvSpec) -> int:
+def row_bytes(spec: EnvSpec, extras: Extras = NO_EXTRAS) -> int:
     """Bytes of one row in all columns, bookkeeping included."""
-    return frame_bytes(spec) + 4 * (TEACHER + spec.num_actions) + 2 * INTEGERS + _INDEX_BYTES
+    floats = TEACHER + spec.num_actions + extras.floats(spec.num_actions)
+    return frame_bytes(spec) + 4 * floats + 2 * INTEGERS + _INDEX_BYTES
 
 
-def memory_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, *, n_step: int = 1) -> int:
+def memory_needed(
+    spec: EnvSpec,
+    num_envs: int,
+    capacity_agent_steps: int,
+    *,
+    n_step: int = 1,
+    extras: Extras = NO_EXTRAS,
+) -> int:
     """Bytes that a :class:`~reincarnate.replay.Replay` of these arguments takes at most.
 
     On the CPU it takes :func:`row_bytes` per row that is really used; elsewhere all of it at once.
     """
-    return lane_size(spec, num_envs, capacity_agent_steps, n_step).longest * num_envs * row_bytes(spec)
+    return (
+        lane_size(spec, num_envs, capacity_agent_steps, n_step).longest * num_envs * row_bytes(spec, extras)
+    )
 
 
-def disk_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int) -> int:
+def disk_needed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, extras: Extras = NO_EXTRAS) -> int:
     """Bytes of the segments of a full replay: what its checkpoints take, and where its frames are on disk."""
-    return lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs * row_bytes(spec)
+    return lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs * row_bytes(spec, extras)
 
 
-def memory_beside_disk(spec: EnvSpec, num_envs: int, capacity_agent_steps: int) -> int:
+def memory_beside_disk(
+    spec: EnvSpec, num_envs: int, capacity_agent_steps: int, extras: Extras = NO_EXTRAS
+) -> int:
     """Bytes of memory of a replay whose frames are on disk: the other columns, and the newest frames."""
     rows = lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs
     # Writing a segment takes two copies of the tail.
-    return rows * (row_bytes(spec) - frame_bytes(spec) + _ADDRESS_BYTES) + 3 * TAIL_ROWS * row_bytes(spec)
+    row = row_bytes(spec, extras)
+    return rows * (row - frame_bytes(spec) + _ADDRESS_BYTES) + 3 * TAIL_ROWS * row
 
 
-def memory_packed(spec: EnvSpec, num_envs: int, capacity_agent_steps: int, packed_frame_bytes: float) -> int:
+def memory_packed(
+    spec: EnvSpec,
+    num_envs: int,
+    capacity_agent_steps: int,
+    packed_frame_bytes: float,
+    extras: Extras = NO_EXTRAS,
+) -> int:
     """Bytes of a replay whose frames take ``packed_frame_bytes`` each when compressed."""
     rows = lane_size(spec, num_envs, capacity_agent_steps, 1).longest * num_envs
-    return math.ceil(rows * (row_bytes(spec) - frame_bytes(spec) + packed_frame_bytes))
+    return math.ceil(rows * (row_bytes(spec, extras) - frame_bytes(spec) + packed_frame_bytes))
 
 
 def memory_available(device: torch.device) -> int | None:

@@ -6,6 +6,7 @@ bit. Lanes advance on their own, so asynchronous environments can add their rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,12 +26,14 @@ from reincarnate.replay.rows import (
     INTEGERS,
     LOG_PROB,
     NEXT_NEED,
+    NO_EXTRAS,
     RAW_REWARD,
     RETURN,
     REWARD,
     STEPS,
     TEACHER,
     Array,
+    Extras,
     RowBatch,
     column_names,
     float_block,
@@ -42,7 +45,7 @@ from reincarnate.replay.rows import (
     unpack_flags,
 )
 from reincarnate.replay.table import Mirror, Table
-from reincarnate.types import Batch, EnvSpec
+from reincarnate.types import Batch, EnvSpec, SequenceBatch
 
 
 class Replay:
@@ -77,11 +80,12 @@ class Replay:
         device: torch.device | str = "cpu",
         frames_on_disk: bool = False,
         compression: Compression = "none",
+        extras: Extras = NO_EXTRAS,
     ) -> None:
         if num_envs < 1 or capacity_agent_steps < 1 or n_step < 1:
             raise ValueError("num_envs, capacity_agent_steps and n_step must be at least 1")
         self.spec, self.num_envs, self.n_step, self.discount = spec, num_envs, n_step, discount
-        self.device = torch.device(device)
+        self.device, self.extras = torch.device(device), extras
         self.capacity = capacity_agent_steps
         size = memory.lane_size(spec, num_envs, capacity_agent_steps, n_step)
         self._index = LaneIndex(
@@ -93,6 +97,7 @@ class Replay:
         self._frames = self._new_frames(rows, compression)
         self._integers = Table((rows, INTEGERS), torch.int16, self.device)
         self._floats = Table((rows, TEACHER + spec.num_actions), torch.float32, self.device)
+        self._extra_floats = Table((rows, extras.floats(spec.num_actions)), torch.float32, self.device)
         self._queue = Mirror(self._index.queue, self.device)
         self._summary = Mirror(self._index.summary, self.device)
         self._sizes = Mirror(self._index.sizes, self.device)
@@ -132,7 +137,7 @@ class Replay:
     @property
     def bytes_per_transition(self) -> int:
         """Bytes of one row in all columns, bookkeeping included."""
-        return memory.row_bytes(self.spec)
+        return memory.row_bytes(self.spec, self.extras)
 
     @property
     def nbytes(self) -> int:
@@ -208,6 +213,44 @@ class Replay:
             num_rows=self._sizes.tensor[1],
         )
 
+    def sequence_bounds(self, length: int) -> tuple[Ints, Ints]:
+        """Row numbers at which a sequence of ``length`` rows may begin: the first [N], and how many [N]."""
+        return self._index.sequence_bounds(length)
+
+    @property
+    def lane_length(self) -> Tensor:
+        """Rows per lane, 0-d int64 on :attr:`device`; follows when the lanes settle."""
+        return self._sizes.tensor[0]
+
+    def flat(self, numbers: Ints, lanes: Ints) -> Ints:
+        """Flat indices of row ``numbers`` of ``lanes``, as :meth:`gather_sequences` takes them."""
+        return self._index.flat(numbers, lanes)
+
+    def gather_sequences(
+        self, begin: Tensor, length: int, behaviour: sampling.Behaviour | None = None
+    ) -> SequenceBatch:
+        """``length`` rows of one lane from each of ``begin`` [B], flat indices, on :attr:`device`.
+
+        ``behaviour`` gives the log-policy from the teacher's outputs and epsilon, where it is no column.
+
+        Raises:
+            ValueError: no column of it, and nothing to make it from.
+        """
+        return sampling.gather_sequences(
+            begin,
+            length,
+            behaviour,
+            frames=self._frames,
+            frame_shape=self.spec.frame_shape,
+            integers=self._integers.tensor,
+            floats=self._floats.tensor,
+            extra=self._extra_floats.tensor,
+            extras=self.extras,
+            back=self._back,
+            num_lanes=self.num_envs,
+            num_rows=self._sizes.tensor[1],
+        )
+
     def sampleable_rows(self) -> Tensor:
         """Flat indices ``slot * N + lane`` of everything :meth:`sample` draws from, lane by lane."""
         return torch.from_numpy(self._index.sampleable_rows()).to(self.device)
@@ -276,7 +319,7 @@ class Replay:
             ValueError: rows of other lanes or shapes, or rows that are not after those already there.
         """
         starts, counts = arrays["starts"], arrays["counts"]
-        rows = RowBatch(**{name: arrays[name] for name in column_names()})
+        rows = RowBatch(**{name: arrays[name] for name in column_names(self.extras)})
         if starts.shape != (self.num_envs,):
             raise ValueError(f"rows of {len(starts)} environments, not {self.num_envs}")
         if on_host(rows.frame).dtype != numpy_dtype(self.spec.obs_dtype):
@@ -319,6 +362,10 @@ class Replay:
         if outputs is not None and outputs.shape != (number, self.spec.num_actions):
             expected = (number, self.spec.num_actions)
             raise ValueError(f"teacher outputs must have shape {expected}, got {tuple(outputs.shape)}")
+        for name, shape in self.extras.shapes(self.spec.num_actions).items():
+            found = getattr(rows, name)
+            if found is None or tuple(found.shape) != (number, *shape):
+                raise ValueError(f"{name} must have shape {(number, *shape)}")
 
     def _store(self, row: Ints, rows: RowBatch, flags: Array, need: Array) -> None:
         """Write the small columns of new rows; what their future decides follows later."""
@@ -330,6 +377,16 @@ class Replay:
             self._floats.write(row, rows.behaviour_log_prob[:, None], slice(LOG_PROB, LOG_PROB + 1))
         if rows.teacher_outputs is not None and off_host(rows.teacher_outputs):
             self._floats.write(row, rows.teacher_outputs, slice(TEACHER, None))
+        for name, columns in self._extra_columns().items():
+            self._extra_floats.write(row, getattr(rows, name).reshape(len(row), -1), columns)
+
+    def _extra_columns(self) -> dict[str, slice]:
+        """Where the optional columns are in their table."""
+        columns, end = {}, 0
+        for name, shape in self.extras.shapes(self.spec.num_actions).items():
+            columns[name] = slice(end, end + math.prod(shape))
+            end = columns[name].stop
+        return columns
 
     def _finish(self, done: Completed) -> None:
         """Write what the future of completed rows is, and let draws know of them."""
@@ -353,4 +410,7 @@ class Replay:
             "behaviour_log_prob": floats[:, LOG_PROB].copy(),
             "epsilon": floats[:, EPSILON].copy(),
         }
+        extras, shapes = self._extra_floats.read(rows), self.extras.shapes(self.spec.num_actions)
+        for name, where in self._extra_columns().items():
+            columns[name] = extras[:, where].reshape(len(rows), *shapes[name]).copy()
         return columns | unpack_flags(integers[:, FLAGS])

@@ -8,6 +8,7 @@ ignored its action, but it is the ``next_obs`` of the transition before it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,9 @@ class RowBatch:
     teacher_outputs: Array | Tensor | None  # [n, A] float32 raw outputs at obs_t
     behaviour_log_prob: Array | Tensor  # [n] float32 of the action
     epsilon: Array | Tensor  # [n] float32 the behaviour explored with
+    # Only stored by a buffer that has these columns (see Extras).
+    behaviour_log_policy: Array | Tensor | None = None  # [n, A] float32 of all actions
+    state: Array | Tensor | None = None  # [n, *state_shape] float32 of the actor before obs_t
 
     def part(self, which: slice) -> RowBatch:
         """Some of the rows, without a copy."""
@@ -56,9 +60,38 @@ class RowBatch:
         return RowBatch(**parts)
 
 
-def column_names() -> tuple[str, ...]:
-    """The fields of a :class:`RowBatch`, which are the columns in storage."""
-    return tuple(field.name for field in dataclasses.fields(RowBatch))
+@dataclass(frozen=True)
+class Extras:
+    """Float columns that only some students need; without them a row is as small as it can be."""
+
+    behaviour_log_policy: bool = False  # of all A actions
+    state_shape: tuple[int, ...] | None = None  # of the actor's recurrent state, per environment
+
+    def names(self) -> tuple[str, ...]:
+        """The columns there are."""
+        held = (self.behaviour_log_policy, self.state_shape is not None)
+        return tuple(name for name, there in zip(OPTIONAL, held, strict=True) if there)
+
+    def shapes(self, num_actions: int) -> dict[str, tuple[int, ...]]:
+        """Column -> shape of one row."""
+        every = {"behaviour_log_policy": (num_actions,), "state": self.state_shape or ()}
+        return {name: every[name] for name in self.names()}
+
+    def floats(self, num_actions: int) -> int:
+        """Numbers per row in all of them."""
+        return sum(math.prod(shape) for shape in self.shapes(num_actions).values())
+
+
+OPTIONAL = ("behaviour_log_policy", "state")
+NO_EXTRAS = Extras()
+
+
+def column_names(extras: Extras | None = None) -> tuple[str, ...]:
+    """The fields of a :class:`RowBatch`, which are the columns in storage; all, or those of a buffer."""
+    names = tuple(field.name for field in dataclasses.fields(RowBatch))
+    if extras is None:
+        return names
+    return tuple(name for name in names if name not in OPTIONAL or name in extras.names())
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:

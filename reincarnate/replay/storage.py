@@ -11,6 +11,7 @@ import torch
 from reincarnate.errors import UserError
 from reincarnate.replay import memory
 from reincarnate.replay.frames import Compression
+from reincarnate.replay.rows import NO_EXTRAS, Extras
 from reincarnate.types import EnvSpec
 
 #: Where the frames are. ``cuda``: with the learner; ``ram``, ``disk``: batches are drawn on the host.
@@ -28,6 +29,7 @@ class Buffer:
     agent_steps: int
     folder: Path  # of its segments: the artefact, or the checkpoint
     complete: bool = False  # all of its segments are there already
+    extras: Extras = NO_EXTRAS
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,11 @@ class Choice:
 
 def sizes_of(spec: EnvSpec, buffers: list[Buffer], packed_frame_bytes: float | None = None) -> Sizes:
     """Bytes that the largest of ``buffers`` takes; ``packed_frame_bytes`` of a frame that is compressed."""
-    shapes = [(spec, each.num_envs, each.agent_steps) for each in buffers]
-    packed = [memory.memory_packed(*shape, packed_frame_bytes or 0.0) for shape in shapes]
+    shapes = [((spec, each.num_envs, each.agent_steps), each.extras) for each in buffers]
+    packed = [memory.memory_packed(*shape, packed_frame_bytes or 0.0, extras) for shape, extras in shapes]
     return Sizes(
-        memory=max(memory.memory_needed(*shape) for shape in shapes),
-        beside_disk=max(memory.memory_beside_disk(*shape) for shape in shapes),
+        memory=max(memory.memory_needed(*shape, extras=extras) for shape, extras in shapes),
+        beside_disk=max(memory.memory_beside_disk(*shape, extras) for shape, extras in shapes),
         packed=max(packed) if packed_frame_bytes is not None else None,
     )
 
@@ -86,7 +88,7 @@ def disk_left(spec: EnvSpec, buffers: list[Buffer]) -> int | None:
         if available is None:
             return None
         disk = memory.disk_of(each.folder)
-        more = 0 if each.complete else memory.disk_needed(spec, each.num_envs, each.agent_steps)
+        more = 0 if each.complete else memory.disk_needed(spec, each.num_envs, each.agent_steps, each.extras)
         more -= memory.stored_bytes(each.folder)
         needed[disk] = needed.get(disk, 0) + max(0, more)
         free[disk] = available

@@ -26,7 +26,7 @@ from reincarnate.errors import UserError
 from reincarnate.replay import memory
 from reincarnate.replay.index import Ints
 from reincarnate.replay.ring import Replay
-from reincarnate.replay.rows import Array, column_names
+from reincarnate.replay.rows import OPTIONAL, Array, column_names
 
 T = TypeVar("T")
 #: Rows of one segment of :meth:`SegmentStore.append_new`: 60 MB of Atari, copied in memory while written.
@@ -192,7 +192,7 @@ def _check_rows(arrays: dict[str, Array], num_envs: int, num_actions: int) -> No
         if each.dtype.kind != "i" or int(each.min()) < 0:
             raise ValueError(f"{name} that are no counts")
     number = int(arrays["counts"].sum())
-    for name in column_names():
+    for name in set(column_names()) - (set(OPTIONAL) - arrays.keys()):
         if arrays[name].shape[:1] != (number,):
             raise ValueError(f"{name} of {arrays[name].shape[:1]} rows, not {number}")
     action, outputs = arrays["action"], arrays["teacher_outputs"]
