@@ -26,7 +26,7 @@ from reincarnate.config import CollectConfig, RunConfig
 from reincarnate.device import pick_device
 from reincarnate.diagnose import Diagnosis, Setting, diagnose
 from reincarnate.errors import UserError
-from reincarnate.evaluate import OutputsPolicy, evaluate
+from reincarnate.evaluate import RecurrentPolicy, evaluate
 from reincarnate.progress import Progress
 from reincarnate.ranks import Ranks, connect
 from reincarnate.replay import Buffer, Replay, storage
@@ -122,7 +122,7 @@ def _run_config(teacher: str | None, student: str, preset: str, given: dict[str,
     if given.get("collect.teacher_data"):  # found again from any folder on resume
         given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
     explores = not get_student(student).method.needs_teacher
-    base = configuration.preset(preset, explores=explores, scratch=teacher is None)
+    base = configuration.preset(preset, explores=explores, scratch=teacher is None, student=student)
     return configuration.override(base, {"teacher": teacher, "student": student, **given})
 
 
@@ -220,7 +220,7 @@ def _played(
 ) -> Returns:
     """Play, and keep what was measured for ``teachers show``."""
     generator = torch.Generator(device=teacher.device).manual_seed(seeds.derive(seed, "act"))
-    policy = OutputsPolicy(teacher.outputs, setting.rule, teacher.temperature, generator)
+    policy = RecurrentPolicy(teacher, setting.rule, teacher.temperature, generator)
     with progress.phase("evaluate", total=episodes, unit="games") as bar:
         returns = evaluate(
             policy,

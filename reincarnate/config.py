@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from reincarnate.config_muesli import MUESLI_PRESETS, MuesliConfig
 from reincarnate.errors import UserError
 
 T = TypeVar("T")
@@ -109,6 +110,8 @@ class OptimizerConfig:
     learning_rate: float = 1e-4
     learning_rate_final: float = 1e-5
     adam_eps: float = 1.5e-4
+    # m: as above. linear: from learning_rate to learning_rate_final over the updates of the whole run.
+    schedule: Literal["m", "linear"] = "m"
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class RunConfig:
     td: TdConfig = field(default_factory=TdConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    muesli: MuesliConfig = field(default_factory=MuesliConfig)
     system: SystemConfig = field(default_factory=SystemConfig)
 
     def __post_init__(self) -> None:
@@ -227,7 +231,9 @@ _ENVIRONMENT: dict[str, dict[str, Any]] = {
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
 
 
-def preset(name: str, *, scratch: bool = False, explores: bool | None = None) -> RunConfig:
+def preset(
+    name: str, *, scratch: bool = False, explores: bool | None = None, student: str | None = None
+) -> RunConfig:
     """The named preset.
 
     Args:
@@ -235,6 +241,7 @@ def preset(name: str, *, scratch: bool = False, explores: bool | None = None) ->
         scratch: there is no teacher, whose environment would win.
         explores: the student starts from nothing, so its exploration starts at random; as ``scratch`` unless
             given (a scratch student beside a teacher that it is compared with).
+        student: whose settings the preset has; ``muesli`` and ``qdagger-muesli`` have some of their own.
 
     Raises:
         UserError: no preset of that name.
@@ -243,7 +250,11 @@ def preset(name: str, *, scratch: bool = False, explores: bool | None = None) ->
         raise UserError(f"no preset {name!r}{_nearest(name, PRESETS)}; known: {', '.join(PRESETS)}")
     explore = _EXPLORE[name] if (scratch if explores is None else explores) else {}
     environment = _ENVIRONMENT.get(name, {}) if scratch else {}
-    return override(RunConfig(preset=name), _PRESETS[name] | explore | environment)
+    presets = MUESLI_PRESETS.get(student or "")
+    if presets is not None and name not in presets:
+        raise UserError(f"student {student!r} has no preset {name!r}; it has {', '.join(presets)}")
+    own = presets[name] if presets is not None else {}
+    return override(RunConfig(preset=name), _PRESETS[name] | explore | environment | own)
 
 
 def override(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:

@@ -65,13 +65,15 @@ def estimate(config: RunConfig, parts: Parts, ranks: int = 1) -> Estimate:
     update = _seconds(parts.entry.trial_update(config, parts.spec, parts.device, parts.precision), parts, 5)
     envs, online = config.env.num_envs, config.online
     vector_steps = online.agent_steps / (envs * ranks)
-    updates = max(0, online.agent_steps - online.learning_starts_agent_steps) // online.agent_steps_per_update
-    asked = teacher * config.distill.stop_fraction if parts.entry.method.distill else 0.0
+    asked = parts.student.batch_spec.agent_steps_per_update(config.optimizer.batch_size)
+    every = asked or online.agent_steps_per_update
+    updates = max(0, online.agent_steps - online.learning_starts_agent_steps) // every
+    advice = teacher * config.distill.stop_fraction if parts.entry.method.distill else 0.0
     offline = parts.entry.method.offline
     return Estimate(
         collect_seconds=config.collect.agent_steps / envs * (environment + teacher) if offline else 0.0,
         offline_seconds=config.offline.updates * update if offline else 0.0,
-        online_seconds=vector_steps * (environment + student + asked) + updates * update,
+        online_seconds=vector_steps * (environment + student + advice) + updates * update,
     )
 
 
@@ -85,7 +87,12 @@ def _acting_seconds(config: RunConfig, parts: Parts) -> tuple[float, float, floa
     obs = torch.from_numpy(step.obs).to(parts.device)
     state = parts.student.initial_state(len(obs))
     student = _seconds(lambda: parts.student.act(obs, state, greedy), parts)
-    return environment, student, _seconds(lambda: teacher.outputs(obs), parts) if teacher else 0.0
+
+    def ask() -> None:
+        if teacher is not None:
+            teacher.step(obs, teacher.initial_state(len(obs)))
+
+    return environment, student, _seconds(ask, parts) if teacher else 0.0
 
 
 def _seconds(work: Callable[[], object], parts: Parts, rounds: int = 20) -> float:

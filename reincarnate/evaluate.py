@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -43,6 +44,35 @@ class RandomPolicy:
         device = self.generator.device
         action = torch.randint(self.num_actions, (len(obs),), generator=self.generator, device=device)
         return action, state
+
+
+class Recalls(Protocol):
+    """What gives outputs from observations and a memory; a teacher does."""
+
+    def initial_state(self, num_envs: int) -> State:
+        """At the start of a game, or None."""
+
+    def step(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Obs [N, *obs_shape] -> raw outputs [N, A] and the next state."""
+
+
+@dataclass(frozen=True)
+class RecurrentPolicy:
+    """Raw outputs that may depend on a memory, under an acting rule: any teacher."""
+
+    source: Recalls
+    rule: ActRule
+    temperature: float  # of ``sample``
+    generator: torch.Generator | None  # on the device of the outputs
+
+    def initial_state(self, num_envs: int) -> State:
+        """The source's own."""
+        return self.source.initial_state(num_envs)
+
+    def act(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Obs [N, *obs_shape] -> action [N] int64 and the next state."""
+        outputs, state = self.source.step(obs, state)
+        return acting.act(outputs, self.rule, self.temperature, self.generator)[0], state
 
 
 @dataclass(frozen=True)

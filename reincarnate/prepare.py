@@ -182,8 +182,9 @@ def _buffers(
 ) -> list[Buffer]:
     """What the run will hold, one after the other: D_T, then D_S."""
     envs, backend = config.env.num_envs, config.env.backend
-    capacity = student_capacity(config, ranks)
-    buffers = [Buffer(envs, capacity, student_data_folder(folder, rank)) for rank in range(ranks)]
+    capacity, extras = student_capacity(config, ranks), entry.extras(config, spec)
+    folders = [student_data_folder(folder, rank) for rank in range(ranks)]
+    buffers = [Buffer(envs, capacity, each, extras=extras) for each in folders]
     if data is not None:
         shared = data.collection
         buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, data.complete))

@@ -27,7 +27,7 @@ from reincarnate.logger import RunLogger, SilentLogger
 from reincarnate.phases import OfflineState, OnlineState, Stage, Stopped
 from reincarnate.progress import Progress
 from reincarnate.ranks import ALONE, Ranks, digest
-from reincarnate.replay import Replay
+from reincarnate.replay import NO_EXTRAS, Extras, Replay
 from reincarnate.schedules import DistillCoefficient
 from reincarnate.teachers.collect import Collected, Collection, collect, load_teacher_data
 from reincarnate.types import Returns
@@ -304,13 +304,13 @@ class Run:
             )
 
     def _new_student_data(self) -> Replay:
-        replay = self._new_replay(
-            self.config.env.num_envs, prepare.student_capacity(self.config, self._ranks.size)
-        )
+        extras = self.stage.student.batch_spec.extras
+        capacity = prepare.student_capacity(self.config, self._ranks.size)
+        replay = self._new_replay(self.config.env.num_envs, capacity, extras)
         replay.spill = self._checkpoints.spill
         return replay
 
-    def _new_replay(self, num_envs: int, capacity_agent_steps: int) -> Replay:
+    def _new_replay(self, num_envs: int, capacity_agent_steps: int, extras: Extras = NO_EXTRAS) -> Replay:
         td = self.config.td
         return Replay(
             self.stage.spec,
@@ -321,6 +321,7 @@ class Run:
             device=self._storage.device(self.stage.device),
             frames_on_disk=self._storage.storage == "disk",
             compression=self.config.system.compress,
+            extras=extras,
         )
 
     def _set_returns(self, teacher: Returns | None = None, random: Returns | None = None) -> None:

@@ -21,7 +21,8 @@ from reincarnate.config import RunConfig
 from reincarnate.device import Precision, choose_precision
 from reincarnate.errors import UserError
 from reincarnate.networks import Network
-from reincarnate.types import Batch, EnvSpec, OutputKind, State
+from reincarnate.replay import NO_EXTRAS, Extras
+from reincarnate.types import Batch, EnvSpec, OutputKind, SequenceBatch, State
 
 #: Entry-point group through which another installed package offers students.
 GROUP = "reincarnate.students"
@@ -29,9 +30,25 @@ GROUP = "reincarnate.students"
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What :meth:`Student.update` wants: transitions, or sequences of ``sequence_length`` steps."""
+    """What :meth:`Student.update` wants: transitions, or sequences of ``sequence_length`` rows.
+
+    A student of sequences is a :class:`SequenceStudent`. When it plays, of each batch the part
+    ``replay_fraction`` is drawn from the buffer and the rest is fresh: every row is used so once, which sets
+    how often there is an update. ``extras`` are columns that its own play is stored with.
+    """
 
     sequence_length: int | None = None
+    replay_fraction: float = 1.0
+    extras: Extras = NO_EXTRAS
+
+    def fresh_count(self, batch_size: int) -> int:
+        """Sequences of a batch that were never used before."""
+        return round((1.0 - self.replay_fraction) * batch_size) if self.sequence_length else 0
+
+    def agent_steps_per_update(self, batch_size: int) -> int | None:
+        """How much play an update uses up; None where the configuration says how often there is one."""
+        fresh = self.fresh_count(batch_size)
+        return fresh * ((self.sequence_length or 0) - 1) if fresh else None
 
 
 TRANSITIONS = BatchSpec()
@@ -53,17 +70,16 @@ class Student(Protocol):
     def act(self, obs: Tensor, state: State, explore: ActRule) -> tuple[Tensor, Tensor, State]:
         """Obs [N, *obs_shape] -> action [N] int64, its behaviour log-probability [N], the next state."""
 
-    def update(
-        self, batch: Batch, teacher_log_policy: Tensor | None, coefficient: Tensor
-    ) -> dict[str, Tensor]:
+    def update(self, batch: Any, teacher_log_policy: Tensor | None, coefficient: Tensor) -> dict[str, Tensor]:
         """One gradient step; metrics are 0-d tensors on the device, and nothing is read by the host.
 
         A student that may train on several ranks calls :func:`reincarnate.ranks.average_gradients` on what
         it learns, after the backward pass.
 
         Args:
-            batch: B transitions.
-            teacher_log_policy: [B, A] at ``batch.obs``, or None for a student that does not distil.
+            batch: what :attr:`batch_spec` says: a Batch of B transitions, or a SequenceBatch.
+            teacher_log_policy: [B, A] or [B, T, A] at ``batch.obs``, or None for a student that does not
+                distil.
             coefficient: 0-d, m.
         """
 
@@ -78,6 +94,13 @@ class Student(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`; training continues as if it had not been interrupted."""
+
+
+class SequenceStudent(Student, Protocol):
+    """A student that learns from sequences, and from the whole policy that acted."""
+
+    def act_with_policy(self, obs: Tensor, state: State, explore: ActRule) -> tuple[Tensor, Tensor, State]:
+        """As :meth:`act`, but with the behaviour's log-policy [N, A] of all actions."""
 
 
 class StudentFactory(Protocol):
@@ -120,6 +143,8 @@ class StudentEntry:
     paper: str
     method: Method
     factory: StudentFactory
+    #: Columns that the student's play is stored with, known before it is built.
+    extras: Callable[[RunConfig, EnvSpec], Extras] = lambda config, spec: NO_EXTRAS
 
     def choose_precision(self, config: RunConfig, spec: EnvSpec, device: torch.device) -> Precision:
         """What ``config.system.precision`` says; ``auto`` is float32 for vectors and timed for images.
@@ -137,10 +162,11 @@ class StudentEntry:
         self, config: RunConfig, spec: EnvSpec, device: torch.device, precision: Precision
     ) -> Callable[[], None]:
         """An update of a throw-away student on a blank batch, to be timed."""
-        batch = _blank_batch(config.optimizer.batch_size, spec, device)
-        uniform = torch.log_softmax(batch.teacher_outputs, dim=1) if self.method.distill else None
-        m = torch.ones((), device=device)
         student = self.factory(config, spec, device, precision, torch.Generator(device))
+        batch = _blank(student.batch_spec, config.optimizer.batch_size, spec, device)
+        assert batch.teacher_outputs is not None
+        uniform = torch.log_softmax(batch.teacher_outputs, dim=-1) if self.method.distill else None
+        m = torch.ones((), device=device)
 
         def update() -> None:
             student.update(batch, uniform, m)
@@ -201,6 +227,27 @@ def _load(points: list[EntryPoint]) -> StudentEntry | str:
 
 def _origin(points: list[EntryPoint]) -> str:
     return " and ".join(f"package {point.dist.name!r}" if point.dist else point.value for point in points)
+
+
+def _blank(asked: BatchSpec, size: int, spec: EnvSpec, device: torch.device) -> Batch | SequenceBatch:
+    if asked.sequence_length is None:
+        return _blank_batch(size, spec, device)
+    rows = (size, asked.sequence_length)
+    flags, floats = torch.zeros(rows, dtype=torch.bool, device=device), torch.zeros(rows, device=device)
+    outputs = torch.zeros((*rows, spec.num_actions), device=device)
+    state = asked.extras.state_shape
+    return SequenceBatch(
+        obs=torch.zeros((*rows, *spec.obs_shape), dtype=spec.obs_dtype, device=device),
+        action=floats.long(),
+        reward=floats,
+        terminal=flags,
+        truncated=flags,
+        executed=~flags,
+        game_start=flags,
+        behaviour_log_policy=torch.log_softmax(outputs, dim=2),
+        state=None if state is None else torch.zeros((size, *state), device=device),
+        teacher_outputs=outputs,
+    )
 
 
 def _blank_batch(size: int, spec: EnvSpec, device: torch.device) -> Batch:

@@ -25,12 +25,12 @@ from reincarnate.config import CollectConfig
 from reincarnate.device import beside_environments
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
-from reincarnate.evaluate import group_lanes
+from reincarnate.evaluate import group_lanes, restart_state
 from reincarnate.replay import Replay
 from reincarnate.replay.store import SegmentRecord, SegmentStore
 from reincarnate.rollout import Acted, ActFunction, Rollout
 from reincarnate.teachers.teacher import Teacher
-from reincarnate.types import Backend, EnvSpec, EnvStep
+from reincarnate.types import Backend, EnvSpec, EnvStep, State
 
 FORMAT = 2  # 1 knew the teacher by its file alone, without the statistics that may lie beside it
 #: Called after every vector step with agent steps so far and the mean raw return of finished games (or None).
@@ -111,10 +111,14 @@ class Collected:
 def teacher_act(
     teacher: Teacher, epsilon: Callable[[], float], generator: torch.Generator | None
 ) -> ActFunction:
-    """Act as D_T wants it: a Q-value teacher epsilon-greedily, a policy teacher by sampling."""
+    """Act as D_T wants it: a Q-value teacher epsilon-greedily, a policy teacher by sampling.
+
+    For the environments of one rollout: it has the memory of a recurrent teacher.
+    """
+    watch = watching(teacher)
 
     def act(obs: torch.Tensor, step: EnvStep) -> Acted:
-        outputs = teacher.outputs(obs)
+        outputs = watch(obs, step)
         if teacher.spec.outputs == "policy_logits":
             action, log_prob = sample(outputs, teacher.temperature, generator)
             return Acted(action, log_prob, 0.0, outputs)
@@ -123,6 +127,23 @@ def teacher_act(
         return Acted(action, log_prob, now, outputs)
 
     return act
+
+
+def watching(teacher: Teacher) -> Callable[[torch.Tensor, EnvStep], torch.Tensor]:
+    """Raw outputs [N, A] for the observations of one rollout; a memory is reset where a game starts."""
+    memory: State = None
+
+    def outputs(obs: torch.Tensor, step: EnvStep) -> torch.Tensor:
+        nonlocal memory
+        if not teacher.recurrent:
+            return teacher.outputs(obs)
+        initial = teacher.initial_state(len(obs))
+        start = torch.from_numpy(step.game_start)
+        memory = initial if memory is None else restart_state(memory, initial, start)
+        found, memory = teacher.step(obs, memory)
+        return found
+
+    return outputs
 
 
 def collect(
@@ -290,13 +311,12 @@ def _grow(
             replay.agent_steps,
         )
 
-    act = teacher_act(teacher, epsilon, generator)
     with contextlib.ExitStack() as stack:
         stack.enter_context(beside_environments(device))
         rollouts = []
         for first, size in group_lanes(collection.num_envs):
             env = stack.enter_context(make_env(collection.env, size, seed + first, collection.backend))
-            rollouts.append(Rollout(env, act, device, first))
+            rollouts.append(Rollout(env, teacher_act(teacher, epsilon, generator), device, first))
         stack.enter_context(_writing_on_the_way_out(lambda: artefact.append(replay, complete=False)))
         for rollout in rollouts:
             rollout.begin()

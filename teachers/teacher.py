@@ -15,7 +15,7 @@ from torch import Tensor
 from reincarnate import acting
 from reincarnate.acting import ActRule
 from reincarnate.networks import Network, build_network
-from reincarnate.types import EnvSpec, OutputKind
+from reincarnate.types import EnvSpec, OutputKind, State
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,23 @@ class Teacher:
         """Raw Q-values or policy logits [B, A] float32 of obs [B, *obs_shape] (uint8 pixels or float32)."""
         outputs: Tensor = self.network(obs.to(self.device, non_blocking=True))
         return outputs.float()
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether what it does depends on what it saw before: then only :meth:`step` works."""
+        return self.network.core is not None
+
+    def initial_state(self, num_envs: int) -> State:
+        """State [N, 2, units] of ``num_envs`` environments at the start of a game; None if feed-forward."""
+        return self.network.initial_state(num_envs)
+
+    @torch.inference_mode()
+    def step(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Raw outputs [N, A] float32 of obs [N, *obs_shape], and the next state."""
+        if not self.recurrent:
+            return self.outputs(obs), state
+        outputs, state = self.network.step(obs.to(self.device, non_blocking=True), state)
+        return outputs.float(), state
 
     @torch.no_grad()  # not inference mode: losses may keep the result for their backward pass
     def log_policy(self, outputs: Tensor, temperature: float | None = None) -> Tensor:

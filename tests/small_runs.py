@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 
 def small_config(teacher: str | None = TEACHER, student: str = "qdagger-dqn", **changes: Any) -> RunConfig:
     """``changes`` use __ for the dot: ``online__agent_steps=100``."""
-    base = preset("quick", scratch=teacher is None)
+    base = preset("quick", scratch=teacher is None, student=student)
     settings = SMALL | {name.replace("__", "."): value for name, value in changes.items()}
     return override(base, settings | {"teacher": teacher, "student": student})
 

@@ -98,7 +98,7 @@ def python(site: Path, *arguments: str) -> str:
 
 def test_a_student_from_another_package_is_found_and_trains(site: Path) -> None:
     found = json.loads(python(site, "-c", USER))
-    assert found["names"] == ["doubled-dqn", "dqn", "qdagger-dqn"]
+    assert found["names"] == ["doubled-dqn", "dqn", "muesli", "qdagger-dqn", "qdagger-muesli"]
     assert found["summary"] == "from another package"
     assert found["offline"]
     assert found["ratio"] == pytest.approx(2.0)

@@ -26,7 +26,7 @@ def test_the_methods() -> None:
 
 def test_unknown_students_are_answered_with_the_nearest_name() -> None:
     with pytest.raises(
-        UserError, match=r"no student 'qdager-dqn' \(did you mean 'qdagger-dqn'\?\); known: dqn, q"
+        UserError, match=r"no student 'qdager-dqn' \(did you mean 'qdagger-dqn'\?\); known: dqn, muesli, q"
     ):
         get_student("qdager-dqn")
 
@@ -34,6 +34,8 @@ def test_unknown_students_are_answered_with_the_nearest_name() -> None:
 OWN = [
     EntryPoint("dqn", "reincarnate.students.dqn:SCRATCH", student.GROUP),
     EntryPoint("qdagger-dqn", "reincarnate.students.dqn:QDAGGER", student.GROUP),
+    EntryPoint("muesli", "reincarnate.students.muesli.student:SCRATCH", student.GROUP),
+    EntryPoint("qdagger-muesli", "reincarnate.students.muesli.student:QDAGGER", student.GROUP),
 ]
 
 
@@ -55,7 +57,7 @@ def test_a_broken_package_breaks_nobody_else(
     monkeypatch: pytest.MonkeyPatch, value: str, message: str
 ) -> None:
     offer(monkeypatch, theirs=value)
-    assert list(registry()) == ["dqn", "qdagger-dqn"]
+    assert list(registry()) == ["dqn", "muesli", "qdagger-dqn", "qdagger-muesli"]
     assert get_student("dqn") is dqn.SCRATCH
     with pytest.raises(UserError, match=f"student 'theirs' of .* cannot be used: {message}"):
         get_student("theirs")
@@ -64,7 +66,7 @@ def test_a_broken_package_breaks_nobody_else(
 def test_nobody_takes_our_names_and_two_packages_cannot_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, dqn="math:pi", new__1="math:pi", new__2="math:e")
     assert get_student("dqn") is dqn.SCRATCH
-    assert list(registry()) == ["dqn", "qdagger-dqn"]
+    assert list(registry()) == ["dqn", "muesli", "qdagger-dqn", "qdagger-muesli"]
     with pytest.raises(UserError, match="both offer that name; uninstall one"):
         get_student("new")
 

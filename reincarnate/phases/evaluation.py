@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reincarnate import seeds
 from reincarnate.acting import ActRule, parse_act_rule
-from reincarnate.evaluate import OutputsPolicy, RandomPolicy, evaluate, lanes_for
+from reincarnate.evaluate import RandomPolicy, RecurrentPolicy, evaluate, lanes_for
 from reincarnate.phases.shared_returns import shared
 from reincarnate.phases.stage import Stage
 from reincarnate.students.student import Student
@@ -43,7 +43,7 @@ def evaluate_teacher(stage: Stage) -> Returns:
     assert teacher is not None  # teacher_rule raised otherwise
 
     def policy(generator: torch.Generator) -> Policy:
-        return OutputsPolicy(teacher.outputs, rule, teacher.temperature, generator)
+        return RecurrentPolicy(teacher, rule, teacher.temperature, generator)
 
     what = {"policy": teacher.policy_sha256, "act": str(rule)} if stage.shares_teacher else {}
     return _evaluate_once(stage, policy, f"evaluate teacher ({rule})", "evaluate teacher", what)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from reincarnate.errors import UserError
 from reincarnate.phases.evaluation import evaluate_student
-from reincarnate.phases.learner import Learner
+from reincarnate.phases.learner import Learner, can_learn
 from reincarnate.phases.stage import PhaseClock, Stage, points_passed, snapshot
 from reincarnate.replay import Replay
 
@@ -28,12 +28,14 @@ def offline(stage: Stage, replay: Replay, state: OfflineState) -> None:
         Stopped: asked to stop; a checkpoint is written.
     """
     config = stage.config.offline
-    if config.updates and not replay.can_sample():
+    if config.updates and not can_learn(stage.student, replay):
+        length = stage.student.batch_spec.sequence_length
+        what = f"{replay.n_step}-step transition" if length is None else f"sequence of {length} rows"
         raise UserError(
             f"the teacher's data ({replay.agent_steps} agent steps in {replay.num_envs} environments) holds "
-            f"no whole {replay.n_step}-step transition; raise --collect-steps"
+            f"no whole {what}; raise --collect-steps"
         )
-    learner = Learner(stage, replay, stage.entry.method.distill)
+    learner = Learner(stage, replay, stage.entry.method.distill, state.updates)
     learner.set_coefficient(1.0)
     learner.expect(config.updates - state.updates)
     clock = PhaseClock(state)

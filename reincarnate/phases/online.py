@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,12 +14,14 @@ from reincarnate.acting import ActRule
 from reincarnate.envs import make_env
 from reincarnate.evaluate import restart_state
 from reincarnate.phases.evaluation import evaluate_student
-from reincarnate.phases.learner import Learner
+from reincarnate.phases.learner import Learner, can_learn
 from reincarnate.phases.stage import PhaseClock, Stage, points_passed, snapshot
 from reincarnate.phases.together import played_by_all
-from reincarnate.replay import Replay
+from reincarnate.replay import FreshRows, Replay
 from reincarnate.rollout import Acted, ActFunction, Game, Rollout
 from reincarnate.schedules import DistillCoefficient
+from reincarnate.students.student import SequenceStudent
+from reincarnate.teachers.collect import watching
 from reincarnate.types import EnvStep
 
 #: Metrics that compare the student with the teacher's stored outputs.
@@ -36,6 +39,7 @@ class OnlineState:
     seconds: float = 0.0  # acting and training, without evaluations
     first_m: float | None = None
     last_m: float | None = None
+    fresh_rows: list[int] | None = None  # of a student of sequences: per lane, the first row not used yet
 
 
 def make_coefficient(stage: Stage) -> DistillCoefficient | None:
@@ -68,7 +72,15 @@ class _Online:
     ) -> None:
         self._stage, self._replay, self._state, self._coefficient = stage, replay, state, coefficient
         self._config = stage.config.online
-        self._learner = Learner(stage, replay, coefficient is not None)
+        asked, size = stage.student.batch_spec, stage.config.optimizer.batch_size
+        self._fresh_count = asked.fresh_count(size)
+        self._fresh = (
+            FreshRows(replay, asked.sequence_length, state.fresh_rows)
+            if asked.sequence_length is not None and self._fresh_count
+            else None
+        )
+        before = stage.config.offline.updates if stage.entry.method.offline else 0
+        self._learner = Learner(stage, replay, coefficient is not None, before + state.updates, self._fresh)
         self._clock = PhaseClock(state)
         self._numbers = {"G_T": stage.teacher_return.mean} if stage.teacher_return else {}
         self._recent: deque[float] = deque(maxlen=stage.config.distill.window_games)
@@ -128,17 +140,27 @@ class _Online:
     def _learn(self) -> None:
         """Make the updates that are due: an exact ratio to the agent steps, whatever the timing."""
         state, config = self._state, self._config
-        if not self._stage.ranks.all(self._replay.can_sample()):
+        if not self._stage.ranks.all(can_learn(self._stage.student, self._replay)):
             return
-        due = (state.agent_steps - config.learning_starts_agent_steps) // config.agent_steps_per_update
+        due = self._due()
         self._learner.expect(max(0, due - state.updates))
         while state.updates < due:
             self._learner()
             state.updates += 1
+        if self._fresh is not None:
+            state.fresh_rows = self._fresh.next_rows
         target_updates = state.agent_steps // config.target_update_every_agent_steps
         if target_updates > state.target_updates:
             self._stage.student.sync_target()
             state.target_updates = target_updates
+
+    def _due(self) -> int:
+        """Updates that there should be by now: by the ratio, or as many as there are fresh sequences for."""
+        state, config = self._state, self._config
+        played = state.agent_steps - config.learning_starts_agent_steps
+        if self._fresh is None:
+            return played // config.agent_steps_per_update
+        return state.updates + (self._fresh.waiting // self._fresh_count if played >= 0 else 0)
 
     def _evaluate(self) -> None:
         stage, state = self._stage, self._state
@@ -184,23 +206,30 @@ class _Online:
 
     def _act(self) -> ActFunction:
         """The student's exploration policy."""
-        student = self._stage.student
+        student, extras = self._stage.student, self._replay.extras
         num_envs = self._stage.config.env.num_envs
         initial = memory = student.initial_state(num_envs)
+        teacher = self._stage.teacher
+        watch = None if teacher is None else watching(teacher)
 
         def act(obs: Tensor, step: EnvStep) -> Acted:
             nonlocal memory
             memory = restart_state(memory, initial, torch.from_numpy(step.game_start))
             epsilon = self._epsilon() if student.outputs == "q_values" else 0.0
             rule = ActRule("epsilon", epsilon) if student.outputs == "q_values" else ActRule("sample")
-            action, log_prob, memory = student.act(obs, memory, rule)
-            return Acted(action, log_prob, epsilon, self._teacher_outputs(obs))
+            advice = watch(obs, step) if watch is not None and self._asks_teacher() else None
+            if not extras.names():
+                action, log_prob, memory = student.act(obs, memory, rule)
+                return Acted(action, log_prob, epsilon, advice)
+            before = memory
+            action, policy, memory = cast(SequenceStudent, student).act_with_policy(obs, memory, rule)
+            log_prob = policy.gather(1, action[:, None])[:, 0]
+            return Acted(
+                action, log_prob, epsilon, advice, policy, before if extras.state_shape is not None else None
+            )
 
         return act
 
-    def _teacher_outputs(self, obs: Tensor) -> Tensor | None:
-        """What the teacher thinks, until m is 0 for good."""
-        teacher, coefficient = self._stage.teacher, self._coefficient
-        if teacher is None or coefficient is None or coefficient.latched_at_agent_step is not None:
-            return None
-        return teacher.outputs(obs)
+    def _asks_teacher(self) -> bool:
+        """The teacher's outputs are stored until m is 0 for good."""
+        return self._coefficient is not None and self._coefficient.latched_at_agent_step is None

@@ -155,6 +155,10 @@ def _use(run: RunData, repo: str | None) -> str:
         "" if repo else "FOLDER is the folder of this file, or the Hub repository that it was pushed to.\n\n"
     )
     place = repo or "FOLDER"
+    recurrent = run.spec is not None and run.spec.get("network_options", {}).get("core") is not None
+    use = "agent.outputs(obs)"
+    if recurrent:
+        use = "agent.step(obs, agent.initial_state(B))[0]"
     return f"""{told}```
 reincarnate teachers eval {place}
 reincarnate run --teacher {place} --student qdagger-dqn
@@ -165,7 +169,7 @@ import reincarnate
 
 agent = reincarnate.load_teacher("{place}")
 print(reincarnate.evaluate_teacher(agent, episodes=32).returns)
-outputs = agent.outputs(obs)  # observations {shape} -> {outputs} [B, actions]
+outputs = {use}  # observations {shape} -> {outputs} [B, actions]
 ```"""
 
 
@@ -180,7 +184,8 @@ def _training(run: RunData) -> str:
     rows: list[tuple[str, Any]] = [(name, f"{amount:,}") for name, amount in amounts if amount]
     if run.spec is not None:
         rows.append(("network", run.spec.get("network")))
-    rows += [(name, value) for name, value in flat(run.config) if name.startswith(_SETTINGS)]
+    settings = (*_SETTINGS, "muesli.") if str(run.config.get("student")).endswith("muesli") else _SETTINGS
+    rows += [(name, value) for name, value in flat(run.config) if name.startswith(settings)]
     rows += [(name, run.result[name]) for name in ("device", "precision")]
     rows += list(run.result["versions"].items())
     method = f"\n\nThe method is QDagger: {_PAPER}." if run.result["teacher"] else ""

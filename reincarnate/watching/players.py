@@ -15,7 +15,7 @@ from reincarnate import runfiles, seeds
 from reincarnate.acting import ActRule, parse_act_rule
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
-from reincarnate.evaluate import OutputsPolicy
+from reincarnate.evaluate import RecurrentPolicy
 from reincarnate.report.rundir import short_path
 from reincarnate.teachers.reference import RUN_STUDENT, parse_reference
 from reincarnate.teachers.teacher import Teacher
@@ -145,7 +145,7 @@ def play(player: Player, seed: int) -> Generator[Shot, None, None]:
     """
     teacher = player.teacher
     generator = torch.Generator(teacher.device).manual_seed(seeds.derive(seed, "act"))
-    policy = OutputsPolicy(teacher.outputs, player.rule, teacher.temperature, generator)
+    policy = RecurrentPolicy(teacher, player.rule, teacher.temperature, generator)
     env_seed = seeds.derive(seed, "evaluate teacher")
     with make_env(player.spec, 1, env_seed, player.backend, pictures=True) as env:
         step, state = env.reset(), policy.initial_state(1)
@@ -160,6 +160,8 @@ def play(player: Player, seed: int) -> Generator[Shot, None, None]:
             if over:  # where the next game starts in the same row, this picture is already its own
                 yield Shot(last if starts else picture, score, over=True)
                 score = 0.0
+            if starts:
+                state = policy.initial_state(1)
             if starts or not over:
                 yield Shot(picture, score, over=False)
 

@@ -125,6 +125,8 @@ def _fitting_script(spec: TeacherSpec, library: Library) -> Script:
         raise UserError(
             "it normalises its observations, which no CleanRL script's network does; export it as native"
         )
+    if spec.network_options.get("core") is not None:
+        raise UserError("it has a memory (an LSTM), which no CleanRL script here has; export it as native")
     categorical = spec.network_options.get("head") is not None
     kind = (spec.network, spec.outputs, categorical)
     for script in _SCRIPTS[library]:
