@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,20 +27,21 @@ from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
 from reincarnate.device import Step, autocast, pick_device, synchronize, tune
 from reincarnate.envs import env_spec, make_env
+from reincarnate.errors import UserError
 from reincarnate.logger import RunLogger
 from reincarnate.phases.offline import OfflineState, offline
 from reincarnate.phases.online import OnlineState, make_coefficient, online
 from reincarnate.phases.stage import Stage, Stopped
 from reincarnate.prepare import Parts
 from reincarnate.progress import Progress
-from reincarnate.replay import Replay, Sampler
+from reincarnate.replay import NO_EXTRAS, Extras, Replay, Sampler, draw_sequences
 from reincarnate.replay.storage import Choice
-from reincarnate.students.student import get_student
+from reincarnate.students.student import SequenceStudent, StudentEntry, blank_batch, get_student
 from reincarnate.teachers.collect import Collection, collect
 from reincarnate.teachers.reference import bundled_names
 from reincarnate.teachers.teacher import Teacher, TeacherCard, TeacherSpec
 from reincarnate.teachers.zoo import load_teacher
-from reincarnate.types import Batch, EnvSpec, Returns
+from reincarnate.types import EnvSpec, Returns, SequenceBatch
 
 #: How often phase and bound take turns.
 TURNS = 5
@@ -112,20 +113,22 @@ class Meter:
 def bench(
     env_id: str = "Breakout-v5",
     *,
+    student: str = "qdagger-dqn",
     network: str = "auto",
-    batch_size: int = 32,
+    batch_size: int | None = None,
     num_envs: int = 8,
     device: str = "auto",
     precision: str = "auto",
     seconds: float = 10.0,
     announce: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Rates and bounds of collecting, the offline phase and the online phase, with a QDagger-DQN student.
+    """Rates and bounds of collecting, the offline phase and the online phase, with a student.
 
     Args:
         env_id: the environment; its bundled teacher acts, or a Nature CNN (an MLP) with random weights.
+        student: one that learns from a teacher offline.
         network: the student's: ``nature``, ``impala``, ``mlp`` or ``auto``.
-        batch_size: transitions per update.
+        batch_size: transitions (or sequences) per update; that of the student's quick preset unless given.
         num_envs: environments stepped together.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``auto``, ``fp32`` or ``bf16``.
@@ -136,9 +139,15 @@ def bench(
         The JSON object of ``reincarnate bench --json``.
 
     Raises:
-        UserError: an environment, device or number that does not exist or fit.
+        UserError: an environment, student, device or number that does not exist or fit.
     """
+    entry = get_student(student)
+    if not entry.method.offline:
+        raise UserError(f"bench measures all phases, and {student!r} has no offline one; try qdagger-dqn")
+    base = configuration.preset("quick", student=student)
+    batch_size = base.optimizer.batch_size if batch_size is None else batch_size
     settings = {
+        "student": student,
         "env.id": env_id,
         "env.num_envs": num_envs,
         "network": network,
@@ -152,8 +161,8 @@ def bench(
         "online.evaluations": 0,
         "online.learning_starts_agent_steps": 4 * batch_size,
     }
-    config = configuration.override(configuration.preset("quick"), settings)
-    parts = _parts(config, _teacher(env_id))
+    config = configuration.override(base, settings)
+    parts = _parts(config, entry, _teacher(env_id))
     with tempfile.TemporaryDirectory() as folder:
         return _Bench(config, parts, Path(folder), seconds / TURNS, announce).document()
 
@@ -179,6 +188,7 @@ class _Bench:
             playing = self._online(env_rate)
         sample = self._sample_seconds(teacher_data)
         return {
+            "student": parts.entry.name,
             "device": str(parts.device),
             "precision": parts.precision,
             "network": parts.student.network_name,
@@ -245,15 +255,19 @@ class _Bench:
     def _online(self, env_rate: Callable[[], float]) -> Rate:
         config, passes = self._config.online, self._bare_passes()
 
+        spec, size = self._parts.student.batch_spec, self._config.optimizer.batch_size
+        every = spec.agent_steps_per_update(size) or config.agent_steps_per_update
+
         def bound() -> float:
             updates = _per_second(passes, self._seconds, self._parts.device)
-            return 1.0 / (1.0 / env_rate() + 1.0 / (updates * config.agent_steps_per_update))
+            return 1.0 / (1.0 / env_rate() + 1.0 / (updates * every))
 
         meter = self._meter(bound)
         state = OnlineState()
         stage = self._stage(lambda: state.updates > 0 and meter.tick(state.agent_steps))
         with contextlib.suppress(Stopped):
-            online(stage, self._replay(config.replay_capacity_agent_steps), state, make_coefficient(stage))
+            replay = self._replay(config.replay_capacity_agent_steps, spec.extras)
+            online(stage, replay, state, make_coefficient(stage))
         return meter.rate
 
     # ------------------------------------------------------------ what they need
@@ -292,7 +306,7 @@ class _Bench:
             random_return=Returns.from_games([0.0]),
         )
 
-    def _replay(self, capacity: int) -> Replay:
+    def _replay(self, capacity: int, extras: Extras = NO_EXTRAS) -> Replay:
         config, parts = self._config, self._parts
         return Replay(
             parts.spec,
@@ -301,6 +315,7 @@ class _Bench:
             n_step=config.td.n_step,
             discount=config.td.discount,
             device=parts.device,
+            extras=extras,
         )
 
     def _blank_obs(self, count: int) -> torch.Tensor:
@@ -322,10 +337,14 @@ class _Bench:
 
     def _bare_passes(self) -> Callable[[], None]:
         """Forward and backward of the student's network and forward of a target's, and nothing else."""
-        parts = self._parts
+        parts, size = self._parts, self._config.optimizer.batch_size
+        if parts.student.batch_spec.sequence_length is not None:
+            sequences = blank_batch(parts.student.batch_spec, size, parts.spec, parts.device)
+            student = cast(SequenceStudent, parts.student)
+            return self._as_step(lambda: student.bare_passes(cast(SequenceBatch, sequences)))
         network = copy.deepcopy(parts.student.network)
         target = copy.deepcopy(network).requires_grad_(False)
-        batch = self._blank_obs(self._config.optimizer.batch_size)
+        batch = self._blank_obs(size)
 
         def passes() -> None:
             network.zero_grad(set_to_none=True)
@@ -335,16 +354,25 @@ class _Bench:
                     target(batch)
             q.sum().backward()
 
-        step = Step(passes, parts.device)
-        for _ in range(WARM_UP_TICKS if parts.device.type == "cuda" else 1):
+        return self._as_step(passes)
+
+    def _as_step(self, passes: Callable[[], None]) -> Step:
+        """Captured on CUDA, as an update is."""
+        device = self._parts.device
+        step = Step(passes, device)
+        for _ in range(WARM_UP_TICKS if device.type == "cuda" else 1):
             step()
         return step
 
     def _sample_seconds(self, replay: Replay) -> float:
         size, generator = self._config.optimizer.batch_size, self._parts.generator
+        length = self._parts.student.batch_spec.sequence_length
 
-        def draw() -> Batch:
-            return replay.sample(size, generator)
+        def draw() -> object:
+            if length is None:
+                return replay.sample(size, generator)
+            begin = draw_sequences(replay, size, length, generator)
+            return replay.gather_sequences(begin, length, lambda outputs, _: outputs)
 
         return 1.0 / _per_second(draw, self._seconds, self._parts.device)
 
@@ -366,9 +394,9 @@ def _phase(unit: str, rate: Rate) -> dict[str, float]:
     return {unit: rate.per_second, "bound": rate.bound, "fraction": rate.fraction}
 
 
-def _parts(config: RunConfig, teacher: Teacher) -> Parts:
-    """A QDagger-DQN student beside its teacher, as a run has them."""
-    device, entry, spec = pick_device(config.system.device), get_student("qdagger-dqn"), teacher.spec.env
+def _parts(config: RunConfig, entry: StudentEntry, teacher: Teacher) -> Parts:
+    """A student beside its teacher, as a run has them."""
+    device, spec = pick_device(config.system.device), teacher.spec.env
     tune(device)
     generator = torch.Generator(device=device).manual_seed(1)
     precision = entry.choose_precision(config, spec, device)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from reincarnate.config_muesli import MUESLI_PRESETS, MuesliConfig
+from reincarnate.config_muesli import MUESLI_ENVIRONMENT, MUESLI_PRESETS, MuesliConfig
 from reincarnate.errors import UserError
 
 T = TypeVar("T")
@@ -28,6 +28,8 @@ class EnvConfig:
     id: str | None = None
     backend: Literal["envpool", "gymnasium"] = "envpool"
     num_envs: int = 16
+    preset: Literal["machado"] | None = None  # of an Atari game without a teacher; what is set below wins
+    image_size: int | None = None  # pixels of a side, of an Atari game without a teacher
     sticky_probability: float | None = None  # 0..1
     episodic_life: bool | None = None
     reward_clip: bool | None = None
@@ -253,7 +255,9 @@ def preset(
     presets = MUESLI_PRESETS.get(student or "")
     if presets is not None and name not in presets:
         raise UserError(f"student {student!r} has no preset {name!r}; it has {', '.join(presets)}")
-    own = presets[name] if presets is not None else {}
+    own = dict(presets[name]) if presets is not None else {}
+    if scratch and presets is not None:
+        own |= MUESLI_ENVIRONMENT.get(name, {})
     return override(RunConfig(preset=name), _PRESETS[name] | explore | environment | own)
 
 
@@ -311,7 +315,7 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
         if value not in options:
             raise UserError(f"{name} must be one of {', '.join(options)}, got {value!r}")
         return value
-    if isinstance(hint, types.UnionType):  # "X | None"
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # "X | None"
         if value is None or (isinstance(value, str) and value.lower() == "none"):
             return None
         return _parse(name, value, next(option for option in options if option is not types.NoneType))
@@ -396,7 +400,12 @@ _UNIT = (
     "distill.stop_fraction",
     "env.sticky_probability",
 )
-_POSITIVE_OR_NONE = ("distill.teacher_temperature", "env.noop_max", "env.max_agent_steps")
+_POSITIVE_OR_NONE = (
+    "distill.teacher_temperature",
+    "env.image_size",
+    "env.noop_max",
+    "env.max_agent_steps",
+)
 _NOT_NEGATIVE_OR_NONE = ("teacher_seed",)
 
 

@@ -47,6 +47,7 @@ class MuesliConfig:
     model_units: int = 512  # of the model's LSTM; 1024 second-hand
     bins: int = 601  # of rewards and values, second-hand
     support_limit: float = 300.0  # second-hand
+    normalise_observations: bool = True  # of vectors, by running mean and variance; images are not
     wide_trunk: bool = False  # impala of (64, 128, 128, 64) channels, 512 features; second-hand
 
     def __post_init__(self) -> None:
@@ -128,3 +129,5 @@ MUESLI_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": _PAPER | {"online.agent_steps": 2_500_000, "offline.updates": 100_000},
     },
 }
+# Without a teacher, whose environment would win: that of the published results.
+MUESLI_ENVIRONMENT: dict[str, dict[str, Any]] = {"paper": {"env.preset": "machado"}}

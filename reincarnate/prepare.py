@@ -18,7 +18,7 @@ from reincarnate.acting import parse_act_rule
 from reincarnate.checkpoint import student_data_folder
 from reincarnate.config import EnvConfig, RunConfig
 from reincarnate.device import Precision, pick_device, tune
-from reincarnate.envs import env_spec, make_env
+from reincarnate.envs import make_env, preset_spec
 from reincarnate.errors import UserError
 from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Sampler, storage
@@ -139,7 +139,7 @@ def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
     """The teacher's EnvSpec, or the named environment's, with the fields that were set.
 
     Raises:
-        UserError: no environment named, or an action set that the teacher's network does not have.
+        UserError: no environment named, or images or actions that the teacher's network does not have.
     """
     changes = {name: getattr(config, name) for name in ENV_OVERRIDES if getattr(config, name) is not None}
     if teacher is None:
@@ -147,8 +147,14 @@ def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
             raise UserError(
                 "without a --teacher the environment must be named: pass --env ID, e.g. --env Breakout-v5"
             )
-        return env_spec(config.id, **changes)
+        return preset_spec(config.id, config.preset, config.image_size, **changes)
     spec = teacher.spec.env
+    for name in ("preset", "image_size"):
+        if getattr(config, name) is not None:
+            raise UserError(
+                f"env.{name} is for runs without a teacher, whose environment wins; leave it out, or set "
+                "single fields such as env.sticky_probability"
+            )
     if config.full_action_set not in (None, spec.full_action_set):
         raise UserError(
             f"env.full_action_set={config.full_action_set} does not fit the teacher, whose network has "

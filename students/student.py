@@ -102,6 +102,9 @@ class SequenceStudent(Student, Protocol):
     def act_with_policy(self, obs: Tensor, state: State, explore: ActRule) -> tuple[Tensor, Tensor, State]:
         """As :meth:`act`, but with the behaviour's log-policy [N, A] of all actions."""
 
+    def bare_passes(self, batch: SequenceBatch) -> None:
+        """The networks' part of an update, forward and backward: what no update is faster than."""
+
 
 class StudentFactory(Protocol):
     """Makes a student for a run."""
@@ -163,7 +166,7 @@ class StudentEntry:
     ) -> Callable[[], None]:
         """An update of a throw-away student on a blank batch, to be timed."""
         student = self.factory(config, spec, device, precision, torch.Generator(device))
-        batch = _blank(student.batch_spec, config.optimizer.batch_size, spec, device)
+        batch = blank_batch(student.batch_spec, config.optimizer.batch_size, spec, device)
         assert batch.teacher_outputs is not None
         uniform = torch.log_softmax(batch.teacher_outputs, dim=-1) if self.method.distill else None
         m = torch.ones((), device=device)
@@ -229,9 +232,10 @@ def _origin(points: list[EntryPoint]) -> str:
     return " and ".join(f"package {point.dist.name!r}" if point.dist else point.value for point in points)
 
 
-def _blank(asked: BatchSpec, size: int, spec: EnvSpec, device: torch.device) -> Batch | SequenceBatch:
+def blank_batch(asked: BatchSpec, size: int, spec: EnvSpec, device: torch.device) -> Batch | SequenceBatch:
+    """A batch of zeros of the kind that a student asks for; every row was executed."""
     if asked.sequence_length is None:
-        return _blank_batch(size, spec, device)
+        return _blank_transitions(size, spec, device)
     rows = (size, asked.sequence_length)
     flags, floats = torch.zeros(rows, dtype=torch.bool, device=device), torch.zeros(rows, device=device)
     outputs = torch.zeros((*rows, spec.num_actions), device=device)
@@ -250,7 +254,7 @@ def _blank(asked: BatchSpec, size: int, spec: EnvSpec, device: torch.device) -> 
     )
 
 
-def _blank_batch(size: int, spec: EnvSpec, device: torch.device) -> Batch:
+def _blank_transitions(size: int, spec: EnvSpec, device: torch.device) -> Batch:
     obs = torch.zeros((size, *spec.obs_shape), dtype=spec.obs_dtype, device=device)
     column = torch.zeros(size, device=device)
     outputs = torch.zeros((size, spec.num_actions), device=device)

@@ -81,6 +81,21 @@ def test_every_figure_of_the_contract_is_there(measured) -> None:
     assert measured["memory"]["bytes_per_transition"] == 4 * 4 + 4 * (6 + 2) + 2 * 5 + 11
 
 
+def test_a_student_of_sequences_is_measured_with_its_own_batches_and_bound() -> None:
+    found = bench(
+        "CartPole-v1", student="qdagger-muesli", device="cpu", num_envs=4, batch_size=4, seconds=0.1
+    )
+    assert (found["student"], found["batch_size"]) == ("qdagger-muesli", 4)
+    for phase in ("collect", "offline", "online"):
+        assert min(found[phase].values()) > 0
+    assert found["sample"]["seconds_per_batch"] > 0
+
+
+def test_a_student_without_an_offline_phase_is_refused() -> None:
+    with pytest.raises(UserError, match="'muesli' has no offline one; try qdagger-dqn"):
+        bench("CartPole-v1", student="muesli")
+
+
 def test_the_command_prints_json_or_a_table() -> None:
     arguments = ["bench", "--env", "CartPole-v1", "--device", "cpu", "--seconds", "0.1"]
     printed = CliRunner().invoke(main, [*arguments, "--json"])

@@ -10,12 +10,14 @@ from reincarnate.errors import UserError
 from reincarnate.losses import Support, categorical_loss, masked_mean
 from reincarnate.networks import (
     MuesliNetwork,
+    acting_network,
     average_,
     build_muesli_network,
     muesli_options,
     target_of,
 )
 from reincarnate.networks.lstm import Lstm
+from reincarnate.networks.normaliser import Normaliser
 
 CPU = torch.device("cpu")
 SUPPORT = Support(limit=10.0, bins=21)
@@ -174,6 +176,34 @@ def test_feedback_is_read_except_at_the_start_of_a_game() -> None:
         network(obs, None, first)
 
 
+# ------------------------------------------------------------ observations
+
+
+def test_running_statistics_are_those_of_everything_seen() -> None:
+    normaliser, seen = Normaliser(5), torch.zeros((), dtype=torch.float64)
+    rows = observations(3, 40) * torch.tensor([1e-3, 1.0, 50.0, 1.0, 0.0]) + 7.0
+    for part in rows:
+        normaliser.observe(part, seen)
+    expected = rows.reshape(-1, 5).double()
+    assert seen == 120
+    torch.testing.assert_close(normaliser.mean.double(), expected.mean(dim=0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        normaliser.variance.double(), expected.var(dim=0, unbiased=False), rtol=2e-3, atol=1e-9
+    )
+    assert normaliser(rows[0])[:, 4].abs().max() == 0  # a feature that never changes
+
+
+def test_the_part_that_acts_normalises_as_the_network_does() -> None:
+    network = build(core=None, normalise={"epsilon": 1e-8, "clip": 10.0})
+    assert network.normaliser is not None
+    network.normaliser.observe(3 * observations(90) + 1, torch.zeros((), dtype=torch.float64))
+    acting, obs = acting_network(network), observations(6)
+    assert {"normaliser.mean", "normaliser.variance"} < acting.state_dict().keys()
+    close(acting(obs), network.step(obs)[0])
+    plain = build(core=None)
+    assert not torch.allclose(plain.step(obs)[0], network.step(obs)[0])
+
+
 # ------------------------------------------------------------ model
 
 
@@ -184,6 +214,7 @@ def test_an_unroll_of_all_roots_is_a_loop_over_roots_with_pytorchs_lstm() -> Non
     out = network.unroll(features, actions)
     for i in range(6):
         cell = model.initial.weight @ features[i] + model.initial.bias
+        cell = (cell - cell.mean()) / (cell.var(unbiased=False) + 1e-5).sqrt()
         state = (torch.tanh(cell).view(1, 1, -1), cell.view(1, 1, -1))
         for k in range(5):
             one_hot = torch.eye(A)[actions[i, k]].view(1, 1, A)
@@ -191,6 +222,17 @@ def test_an_unroll_of_all_roots_is_a_loop_over_roots_with_pytorchs_lstm() -> Non
             close(out.reward_logits[i, k], model.reward(hidden[0, 0]))
             close(out.value_logits[i, k], model.value(hidden[0, 0]))
             close(out.policy_logits[i, k], model.policy(hidden[0, 0]))
+
+
+def test_the_models_start_never_saturates() -> None:
+    """However large h(s) and its weights have become, states differ in what the model begins with."""
+    model = build().model
+    with torch.no_grad():
+        model.initial.weight.mul_(1e4)
+    hidden, cell = model._start(torch.rand(50, model.initial.in_features, generator=generator())).unbind(1)
+    close(cell.square().mean(dim=1), torch.ones(50))
+    assert hidden.abs().max() < 0.99
+    assert hidden.std(dim=0).min() > 1e-3
 
 
 def test_expansion_is_the_first_step_of_an_unroll_for_each_action() -> None:

@@ -116,7 +116,7 @@ def test_what_is_saved_acts_as_the_student_did_and_can_teach(
         torch.testing.assert_close(ours, theirs)
     with pytest.raises(UserError, match="has a memory"):
         saved.outputs(obs)
-    with pytest.raises(UserError, match="has a memory"):
+    with pytest.raises(UserError, match="normalises its observations"):
         reincarnate.export_teacher(str(finished.folder), "cleanrl", tmp_path / "file")
     following = small_config(teacher=str(finished.folder), **SMALL)
     result = Run.start(following, tmp_path / "next", quiet()).execute()

@@ -11,8 +11,9 @@ from reincarnate.cli.group import main, print_result, say
 
 @main.command()
 @click.option("--env", "env_id", default="Breakout-v5", show_default=True, metavar="ID")
+@click.option("--student", default="qdagger-dqn", show_default=True, metavar="NAME")
 @click.option("--network", default="auto", show_default=True, metavar="auto|nature|impala|mlp")
-@click.option("--batch-size", type=int, default=32, show_default=True)
+@click.option("--batch-size", type=int, help="[default: the student's own in the quick preset]")
 @click.option("--num-envs", type=int, default=8, show_default=True)
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
 @click.option("--precision", default="auto", show_default=True, metavar="auto|fp32|bf16")
@@ -25,7 +26,7 @@ def bench(as_json: bool, **options: Any) -> None:
     found = measure(announce=say, **options)
 
     def lines() -> list[str]:
-        about = ("device", "precision", "network", "batch_size", "num_envs", "env")
+        about = ("student", "device", "precision", "network", "batch_size", "num_envs", "env")
         sample, update = found["sample"]["seconds_per_batch"], found["sample"]["fraction_of_update"]
         return [
             ", ".join(f"{name} {found[name]}" for name in about),

@@ -200,7 +200,9 @@ class _Builder:
     def _check(self, entry: StudentEntry, teacher: str | None) -> None:
         """Refuse what `reincarnate run` would refuse of the settings."""
         explores = not entry.method.needs_teacher
-        base = configuration.preset(self._preset, explores=explores, scratch=teacher is None)
+        base = configuration.preset(
+            self._preset, explores=explores, scratch=teacher is None, student=entry.name
+        )
         configuration.override(base, {"teacher": teacher, "student": entry.name, **self._settings})
 
     def _name(self, stem: str, seed: int) -> str:

@@ -5,6 +5,7 @@
 """
 
 from reincarnate.envs.make import current_id, env_spec, make_env
+from reincarnate.envs.presets import preset_spec
 from reincarnate.envs.speed import steps_per_second
 
-__all__ = ["current_id", "env_spec", "make_env", "steps_per_second"]
+__all__ = ["current_id", "env_spec", "make_env", "preset_spec", "steps_per_second"]

@@ -19,6 +19,7 @@ from reincarnate.errors import UserError
 from reincarnate.networks.build import build_network, default_options
 from reincarnate.networks.lstm import Lstm, cell_step
 from reincarnate.networks.network import Network, Trunk, initialise, scale
+from reincarnate.networks.normaliser import Normaliser
 
 #: Standard deviation of the heads' weights: at the start every policy and every distribution is near uniform.
 HEAD_STD = 1e-2
@@ -46,9 +47,10 @@ class ModelOutputs:
 class Model(nn.Module):
     """The dynamics LSTM and its heads: ``initial``, ``lstm``, ``reward``, ``value``, ``policy``.
 
-    Its cell starts as a linear function of h(s), its hidden state as the tanh of that (section 4.4 says that
-    the initial state depends on h(s); this form is that of a later agent of the same group). Actions enter
-    one-hot.
+    Its cell starts as a linear function of h(s), normalised to mean 0 and variance 1 over its units, its
+    hidden state as the tanh of that (section 4.4 says that the initial state depends on h(s); the tanh is
+    that of a later agent of the same group). Without the normalisation values that rise drive the cell into
+    saturation within some hundred updates, and the model says the same of every state. Actions enter one-hot.
     """
 
     def __init__(self, features: int, num_actions: int, units: int, bins: int) -> None:
@@ -87,7 +89,7 @@ class Model(nn.Module):
         return self._outputs(cell_step(gates, cell[:, None])[0])
 
     def _start(self, features: Tensor) -> Tensor:
-        cell = self.initial(features)
+        cell = nn.functional.layer_norm(self.initial(features), (self.lstm.units,))
         return torch.stack((torch.tanh(cell), cell), dim=1)
 
     def _one_hot(self, actions: Tensor) -> Tensor:
@@ -107,12 +109,20 @@ class MuesliNetwork(nn.Module):
     """
 
     def __init__(
-        self, trunk: Trunk, num_actions: int, *, core: int | None, model: int, bins: int, feedback: bool
+        self,
+        trunk: Trunk,
+        num_actions: int,
+        *,
+        core: int | None,
+        model: int,
+        bins: int,
+        feedback: bool,
+        normaliser: Normaliser | None = None,
     ) -> None:
         super().__init__()
         if feedback and core is None:
             raise UserError("feedback of actions and rewards needs an LSTM; set core, or feedback to false")
-        self.num_actions, self.feedback = num_actions, feedback
+        self.num_actions, self.feedback, self.normaliser = num_actions, feedback, normaliser
         self.trunk = trunk
         extra = num_actions + 1 if feedback else 0
         self.core = None if core is None else Lstm(trunk.features + extra, core)
@@ -145,7 +155,8 @@ class MuesliNetwork(nn.Module):
             [B, T, ...] and the state after the last step.
         """
         batch, time = obs.shape[:2]
-        features = self.trunk(scale(obs.flatten(0, 1)))
+        flat = obs.flatten(0, 1)
+        features = self.trunk(scale(flat) if self.normaliser is None else self.normaliser(flat))
         with autocast(features.device, "fp32"):
             features = features.to(self.value.weight.dtype).unflatten(0, (batch, time))
             if self.core is not None:
@@ -217,6 +228,7 @@ def build_muesli_network(
     model: int = 1024,
     bins: int = 601,
     feedback: bool = False,
+    normalise: Mapping[str, Any] | None = None,
     trunk: Mapping[str, Any] | None = None,
 ) -> MuesliNetwork:
     """A freshly drawn network.
@@ -234,6 +246,7 @@ def build_muesli_network(
         model: units of the model's LSTM.
         bins: of rewards and values.
         feedback: the LSTM also reads the previous action and reward.
+        normalise: of observations, by statistics that the learner keeps (mlp alone); see ``build_network``.
         trunk: options of the trunk; those of :func:`reincarnate.networks.build_network`.
 
     Raises:
@@ -242,10 +255,17 @@ def build_muesli_network(
     for what, size in (("core", core), ("model", model)):
         if size is not None and size < 1:
             raise UserError(f"{what} must have at least 1 unit, got {size}")
-    whole = build_network(name, obs_shape, num_actions, device="meta", **dict(trunk or {}))
+    options = dict(trunk or {}) | ({} if normalise is None else {"normalise": normalise})
+    whole = build_network(name, obs_shape, num_actions, device="meta", **options)
     with torch.device("meta"):  # draws nothing from the global generator
         network = MuesliNetwork(
-            whole.trunk, num_actions, core=core, model=model, bins=bins, feedback=feedback
+            whole.trunk,
+            num_actions,
+            core=core,
+            model=model,
+            bins=bins,
+            feedback=feedback,
+            normaliser=whole.normaliser,
         )
     if torch.device(device).type != "meta":
         network.to_empty(device=device)
@@ -279,7 +299,7 @@ def acting_network(network: MuesliNetwork) -> Network:
     core = network.core
     with torch.device("meta"):
         acting = Network(network.trunk, network.num_actions, core=None if core is None else core.units)
-    acting.core, acting.head = core, network.policy
+    acting.core, acting.head, acting.normaliser = core, network.policy, network.normaliser
     return acting
 
 

@@ -1,4 +1,4 @@
-"""Observations normalised by running statistics that were frozen with the weights (VecNormalize)."""
+"""Observations normalised by running statistics: frozen with the weights, or still followed."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ class Normaliser(nn.Module):
         """Obs [B, features] -> the same shape."""
         scaled: Tensor = (obs - self.mean) / torch.sqrt(self.variance + self.epsilon)
         return scaled.clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def observe(self, obs: Tensor, seen: Tensor) -> None:
+        """Take obs [n, features] into mean and variance (Chan et al. 1979), in place.
+
+        ``seen``, 0-d float64, counts the observations so far and is changed too; 0 at first.
+        """
+        rows, count = obs.double(), len(obs)
+        total = seen + count
+        delta = rows.mean(dim=0) - self.mean
+        within = self.variance * seen + rows.var(dim=0, unbiased=False) * count
+        self.variance.copy_((within + delta.square() * seen * count / total) / total)
+        self.mean.add_((delta * count / total).float())
+        seen.copy_(total)

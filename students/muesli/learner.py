@@ -11,7 +11,7 @@ from reincarnate import acting
 from reincarnate.acting import ActRule
 from reincarnate.config_muesli import MuesliConfig
 from reincarnate.device import Precision, autocast
-from reincarnate.losses import AdvantageMoment, Support
+from reincarnate.losses import AdvantageMoment, Support, action_windows
 from reincarnate.networks import MuesliNetwork, average_, target_of
 from reincarnate.students.muesli.objective import distillation, muesli_losses
 from reincarnate.students.muesli.optimizer import ClippedAdam
@@ -55,6 +55,7 @@ class Muesli:
         self._distill = distill_weight
         self._device = next(network.parameters()).device
         self.moment = AdvantageMoment.zero(self._device)
+        self.seen = torch.zeros((), dtype=torch.float64, device=self._device)  # observations normalised by
         self.optimizer = ClippedAdam(
             network.parameters(),
             learning_rate,
@@ -92,6 +93,7 @@ class Muesli:
     ) -> dict[str, Tensor]:
         """One step; metrics are 0-d device tensors. ``teacher_log_policy`` is [B, T, A] or None."""
         self.optimizer.zero_grad()
+        self._observe(batch)
         with autocast(self._device, self._precision):
             root = self.online(batch.obs, batch.state, batch.game_start)
             prior = prior_of(self.target, batch, self._support, self._settings.discount)
@@ -118,6 +120,31 @@ class Muesli:
             "value_mean": prior.value.mean(),
         }
 
+    def _observe(self, batch: SequenceBatch) -> None:
+        """Both networks normalise by what was learnt from so far."""
+        ours, theirs = self.online.normaliser, self.target.normaliser
+        if ours is None or theirs is None:
+            return
+        ours.observe(batch.obs.flatten(0, 1), self.seen)
+        theirs.mean.copy_(ours.mean)
+        theirs.variance.copy_(ours.variance)
+
+    def bare_passes(self, batch: SequenceBatch) -> None:
+        """Both networks over the batch and the model from its roots, forward and back; nothing is learnt."""
+        self.optimizer.zero_grad()
+        with autocast(self._device, self._precision):
+            root = self.online(batch.obs, batch.state, batch.game_start)
+            with torch.no_grad():
+                self.target.expand(
+                    self.target(batch.obs, batch.state, batch.game_start).features.flatten(0, 1)
+                )
+        roots = min(self._settings.num_roots or batch.action.shape[1], batch.action.shape[1] - 1)
+        actions = action_windows(batch.action, self._settings.unroll_steps)[:, :roots]
+        model = self.online.unroll(root.features[:, :roots].flatten(0, 1), actions.flatten(0, 1))
+        outputs = (root.policy_logits, root.value_logits, *vars(model).values())
+        torch.stack([each.sum() for each in outputs]).sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad()
+
     def set_learning_rate(self, rate: float) -> None:
         """In place, so that a captured update follows."""
         self.optimizer.rate.fill_(rate)
@@ -129,6 +156,7 @@ class Muesli:
             "target": self.target.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "moment": self.moment.state_dict(),
+            "seen": self.seen,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -137,3 +165,4 @@ class Muesli:
         self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.moment.load_state_dict(state["moment"])
+        self.seen.copy_(state["seen"])

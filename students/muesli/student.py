@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reincarnate.acting import ActRule
 from reincarnate.config import RunConfig
+from reincarnate.config_muesli import MuesliConfig
 from reincarnate.device import Precision
 from reincarnate.errors import UserError
 from reincarnate.losses import Support
@@ -52,7 +53,10 @@ class MuesliStudent:
         self.network_name: str = config.network if config.network != "auto" else default_network(spec.kind)
         trunk = _trunk_options(self.network_name, muesli.wide_trunk)
         core = {} if muesli.core_units is None else {"core": muesli.core_units}
-        self.network_options: Mapping[str, Any] = trunk | core
+        normalise = (
+            {"normalise": {"epsilon": 1e-8, "clip": 10.0}} if _normalises(self.network_name, muesli) else {}
+        )
+        self.network_options: Mapping[str, Any] = trunk | core | normalise
         self.batch_spec = BatchSpec(muesli.sequence_length, muesli.replay_fraction, extras(config, spec))
         network = build_muesli_network(
             self.network_name,
@@ -64,6 +68,7 @@ class MuesliStudent:
             model=muesli.model_units,
             bins=muesli.bins,
             trunk=trunk,
+            **normalise,
         )
         if spec.kind == "atari":
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -99,6 +104,10 @@ class MuesliStudent:
         """One update; metrics are 0-d device tensors (see docs/students/muesli.md)."""
         return self.learner.update(batch, teacher_log_policy, coefficient)
 
+    def bare_passes(self, batch: SequenceBatch) -> None:
+        """The networks' part of an update, forward and backward, without targets, losses and optimiser."""
+        self.learner.bare_passes(batch)
+
     def sync_target(self) -> None:
         """Nothing: the target network follows at every update."""
 
@@ -119,6 +128,10 @@ def extras(config: RunConfig, spec: EnvSpec) -> Extras:
     """Muesli's own play is stored with its whole policy and its memory."""
     units = config.muesli.core_units
     return Extras(behaviour_log_policy=True, state_shape=None if units is None else (2, units))
+
+
+def _normalises(network: str, settings: MuesliConfig) -> bool:
+    return network == "mlp" and settings.normalise_observations
 
 
 def _trunk_options(name: str, wide: bool) -> dict[str, Any]:
