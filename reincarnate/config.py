@@ -181,7 +181,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "online.agent_steps_per_update": 8,
         "online.target_update_every_agent_steps": 2_000,
         "online.evaluations": 1,
-        # Each environment ends about one game in so short a phase: m has nothing to go by, and the teacher stays.
+        # Each environment ends about one game in so short a phase: m has nothing to go by, the teacher stays.
         "distill.stop_fraction": 1.0,
     },
     "default": {},
