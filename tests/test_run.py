@@ -80,7 +80,7 @@ def test_result_keeps_the_contract(finished: Path) -> None:
 def test_updates_and_agent_steps_keep_their_exact_ratio(finished: Path) -> None:
     online = read(finished, "result.json")["phases"]["online"]
     assert 600 <= online["agent_steps"] < 604
-    assert online["updates"] == (online["agent_steps"] - 100) // 4
+    assert online["updates"] == (online["agent_steps"] - 100) // 8  # quick's own ratio
 
 
 def test_the_teacher_buffer_is_where_the_result_says(finished: Path, cache: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert result["student"]["offline_return"] == expected["student"]["offline_return"]
     assert result["phases"]["offline"]["updates"] == 120
     online = result["phases"]["online"]
-    assert online["updates"] == (online["agent_steps"] - 100) // 4
+    assert online["updates"] == (online["agent_steps"] - 100) // 8  # quick's own ratio
     evaluations = read(folder, "curves.json")["evaluations"]
     assert [e["phase"] for e in evaluations] == ["offline", "offline", "online", "online"]
     if point > 120:
