@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = {
     "offline.evaluations": 2,
     "online.agent_steps": 600,
     "online.learning_starts_agent_steps": 100,
+    "online.agent_steps_per_update": 4,
     "online.replay_capacity_agent_steps": 400,
     "online.target_update_every_agent_steps": 100,
     "online.evaluations": 2,

@@ -80,7 +80,7 @@ def test_result_keeps_the_contract(finished: Path) -> None:
 def test_updates_and_agent_steps_keep_their_exact_ratio(finished: Path) -> None:
     online = read(finished, "result.json")["phases"]["online"]
     assert 600 <= online["agent_steps"] < 604
-    assert online["updates"] == (online["agent_steps"] - 100) // 8  # quick's own ratio
+    assert online["updates"] == (online["agent_steps"] - 100) // 4
 
 
 def test_the_teacher_buffer_is_where_the_result_says(finished: Path, cache: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert result["student"]["offline_return"] == expected["student"]["offline_return"]
     assert result["phases"]["offline"]["updates"] == 120
     online = result["phases"]["online"]
-    assert online["updates"] == (online["agent_steps"] - 100) // 8  # quick's own ratio
+    assert online["updates"] == (online["agent_steps"] - 100) // 4
     evaluations = read(folder, "curves.json")["evaluations"]
     assert [e["phase"] for e in evaluations] == ["offline", "offline", "online", "online"]
     if point > 120:
@@ -336,6 +336,7 @@ def test_atari_teachers_of_both_kinds_run_through_all_phases(file: str, cache: P
         offline__evaluations=1,
         online__agent_steps=160,
         online__learning_starts_agent_steps=100,
+        online__agent_steps_per_update=4,
         online__evaluations=1,
         evaluate__teacher_act="epsilon=0.5",  # short games
         system__precision="fp32",
