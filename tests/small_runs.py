@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "online.agent_steps": 600,
     "online.learning_starts_agent_steps": 100,
     "online.agent_steps_per_update": 4,
+    "distill.stop_fraction": 0.6,
     "online.replay_capacity_agent_steps": 400,
     "online.target_update_every_agent_steps": 100,
     "online.evaluations": 2,
