@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from reincarnate.device import beside_capture, has_cuda
 from reincarnate.errors import UserError
@@ -158,8 +160,8 @@ def _join() -> Team:
     local, here = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     _connections += 1
     try:
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=_TIMEOUT)))
-        named = dist.PrefixStore(f"reincarnate{_connections}", store)
+        store, rank, size = next(iter(rendezvous("env://", timeout=_TIMEOUT)))
+        named = PrefixStore(f"reincarnate{_connections}", store)
         backend = "cpu:gloo,cuda:nccl" if has_cuda() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
@@ -177,7 +179,7 @@ def _share_cores(processes: int) -> None:
 class Team(Ranks):
     """One of several ranks."""
 
-    def __init__(self, rank: int, size: int, local_rank: int, local_size: int, store: dist.Store) -> None:
+    def __init__(self, rank: int, size: int, local_rank: int, local_size: int, store: Store) -> None:
         self.rank, self.size, self.local_size = rank, size, local_size
         self.device_index = local_rank
         self._store = store
@@ -220,7 +222,7 @@ class Team(Ranks):
         flat = torch.cat([each.reshape(-1) for each in gradients])
         beside_capture(lambda: _reduce(flat, dist.ReduceOp.SUM))
         flat.div_(self.size)
-        parts = flat.split([each.numel() for each in gradients])
+        parts = torch.split(flat, [each.numel() for each in gradients])
         means = [part.view(each.shape) for part, each in zip(parts, gradients, strict=True)]
         torch._foreach_copy_(gradients, means)
         self._averaged = True

@@ -53,7 +53,7 @@ class MuesliStudent:
         self.network_name: str = config.network if config.network != "auto" else default_network(spec.kind)
         trunk = _trunk_options(self.network_name, muesli.wide_trunk)
         core = {} if muesli.core_units is None else {"core": muesli.core_units}
-        normalise = (
+        normalise: dict[str, Any] = (
             {"normalise": {"epsilon": 1e-8, "clip": 10.0}} if _normalises(self.network_name, muesli) else {}
         )
         self.network_options: Mapping[str, Any] = trunk | core | normalise
