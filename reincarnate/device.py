@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
@@ -58,6 +59,14 @@ def _own_device(index: int) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs of this process as CUDA_VISIBLE_DEVICES names them; none of them is touched."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        return tuple(str(number) for number in range(torch.cuda.device_count()))
+    return tuple(name.strip() for name in told.split(",") if name.strip() not in ("", "-1"))
 
 
 def tune(device: torch.device) -> None:

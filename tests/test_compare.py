@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,13 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cell_programs import write_cell_program
 from click.testing import CliRunner, Result
 from filelock import FileLock
 
 from reincarnate.cli import main
 from reincarnate.comparison import compare
 from reincarnate.comparison.grid import Grid, cell_folder, plan, state_of
-from reincarnate.comparison.launch import LocalLauncher, thread_limits
+from reincarnate.comparison.launch import GpuShares, LocalLauncher, thread_limits
+from reincarnate.device import visible_gpus
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped
 
@@ -195,6 +198,40 @@ def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert thread_limits(50)["MKL_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert thread_limits(2)["OMP_NUM_THREADS"] == "2"
+    assert thread_limits(1, cpus=3)["REINCARNATE_CORES"] == "3"
+
+
+def test_cells_see_a_gpu_each_those_that_the_fewest_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is needed: what a cell sees is a variable of its process."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    command, grid = write_cell_program(tmp_path), small_plan(seeds=[1, 3, 4, 5])
+    out = tmp_path / "out"
+    out.mkdir()
+    free = [dataclasses.replace(cell, teacher=None) for cell in grid.cells]  # nobody waits for a D_T
+    assert LocalLauncher(out, 4, lambda line: None, command).run(free) == {}
+    seen = []
+    for cell in free:
+        lines = (cell_folder(out, cell) / "starts.jsonl").read_text().splitlines()
+        seen.append(json.loads(lines[0])["env"]["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["GPU-a", "GPU-b", "GPU-a", "GPU-b"]
+
+
+def test_shares_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = GpuShares(["0", "1", "2"], None)
+    assert three.take([]) == ("0",)
+    assert three.take([("0",), ("1",), ("2",), ("0",), ("2",)]) == ("1",)  # the one whose cells ended first
+    assert GpuShares(["0", "1", "2"], 2).take([("0", "1")]) == ("2", "0")
+    assert GpuShares(["0", "1"], 0.5).take([("0",)]) == ("1",)
+    assert GpuShares(["0", "1"], 0).environment(()) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert GpuShares([], None).environment(GpuShares([], None).take([])) == {}
+    with pytest.raises(UserError, match="--gpus-per-cell 2: this machine has 1 GPU; ask for fewer"):
+        GpuShares(["0"], 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3, 5 ,-1")
+    assert visible_gpus() == ("3", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == ()
 
 
 # ---------------------------------------------------------------- the real thing

@@ -28,8 +28,13 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="compare.json on st
 @click.option("--preset", metavar="NAME", help="quick, default, paper or cleanrl.  [default: default]")
 @click.option("--env", metavar="ID", help="Environment, where the teachers do not say or there is none.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of every run.")
-@click.option("--launcher", type=click.Choice(["local"]), default="local", show_default=True)
-@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time; they share the cores.")
+@click.option("--launcher", type=click.Choice(["local", "ray", "slurm"]), default="local", show_default=True)
+@click.option("--jobs", type=int, metavar="K", help="Runs at a time.  [default: local 1, else all that fit]")
+@click.option("--cpus-per-cell", type=int, metavar="N", help="Cores of each run, and threads.")
+@click.option("--gpus-per-cell", type=float, metavar="X", help="GPUs of each run; ray takes parts of one.")
+@click.option("--ray-address", metavar="HOST:PORT", help="The cluster.  [default: the one of this machine]")
+@click.option("--slurm", "slurm", multiple=True, metavar="KEY[=VALUE]", help="Option of sbatch; repeat it.")
+@click.option("--no-wait", is_flag=True, help="slurm: submit the jobs and leave.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a comparison.")
 @_OUT
 @_JSON
@@ -40,8 +45,13 @@ def compare(
     preset: str | None,
     env: str | None,
     settings: tuple[str, ...],
-    launcher: str,
-    jobs: int,
+    launcher: Any,
+    jobs: int | None,
+    cpus_per_cell: int | None,
+    gpus_per_cell: float | None,
+    ray_address: str | None,
+    slurm: tuple[str, ...],
+    no_wait: bool,
     resume: Path | None,
     out: Path | None,
     as_json: bool,
@@ -49,10 +59,16 @@ def compare(
     """Run every teacher x student x seed, and say which differences are real."""
     from reincarnate import comparison
 
+    options = {key: value for key, _, value in (text.partition("=") for text in slurm)}
+    launch = comparison.Launch(
+        launcher, cpus_per_cell, gpus_per_cell, ray_address, slurm=options, wait=not no_wait
+    )
     if resume is not None:
         if teachers or students or seeds or preset or env or settings or out:
-            raise UserError("--resume goes on with the comparison as it was planned; pass --jobs at most")
-        found = comparison.resume(resume, jobs=jobs, announce=say)
+            raise UserError(
+                "--resume goes on with the comparison as it was planned; pass where to run it at most"
+            )
+        found = comparison.resume(resume, jobs=jobs, launch=launch, announce=say)
     else:
         found = comparison.compare(
             teachers,
@@ -62,6 +78,7 @@ def compare(
             env=env,
             settings=dict(key_value(text) for text in settings),
             jobs=jobs,
+            launch=launch,
             out=out,
             announce=say,
         )

@@ -19,10 +19,10 @@ from reincarnate.comparison import results
 from reincarnate.comparison.cells import Outcome, of_grid, of_runs
 from reincarnate.comparison.document import build
 from reincarnate.comparison.grid import GRID_FILE, Grid
-from reincarnate.comparison.launch import LocalLauncher
+from reincarnate.comparison.launching import Launch, Launcher
 from reincarnate.errors import UserError
 
-__all__ = ["Comparison", "compare", "report_runs"]
+__all__ = ["Comparison", "Launch", "compare", "report_runs"]
 
 _LOCK = "compare.lock"
 
@@ -69,7 +69,8 @@ def compare(
     preset: str = "default",
     env: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
+    launch: Launch | None = None,
     out: Path | str | None = None,
     announce: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
@@ -85,7 +86,8 @@ def compare(
         preset: of every run.
         env: the environment, where the teachers do not say or there is none.
         settings: dotted settings of every run.
-        jobs: processes at a time, which share the cores.
+        jobs: runs at a time; one on this machine, as many as there is room for elsewhere, unless given.
+        launch: where they run; as processes of this machine unless given.
         out: the folder of the comparison; named by the time under ``runs/`` unless given.
         announce: told what happens, a line at a time.
 
@@ -94,10 +96,11 @@ def compare(
         Stopped: Ctrl-C; :func:`resume` goes on.
     """
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
-    if not chosen or jobs < 1:
+    if not chosen or (jobs is not None and jobs < 1):
         raise UserError(f"a comparison takes at least one seed and one job, got {len(chosen)} and {jobs}")
     folder = Path(out) if out is not None else Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     _refuse_used(folder)
+    launcher = (launch or Launch()).make(folder, jobs, announce)
     grid = grids.plan(
         teachers, students, chosen, preset=preset, env=env, settings=settings or {}, announce=announce
     )
@@ -105,11 +108,15 @@ def compare(
     with runfiles.lock(folder, _LOCK):
         grid.save(folder)
         announce(f"comparison of {len(grid.cells)} cells in {folder}")
-        return _run(folder, grid, jobs, announce)
+        return _run(folder, grid, launcher)
 
 
 def resume(
-    folder: Path | str, *, jobs: int = 1, announce: Callable[[str], None] = lambda line: None
+    folder: Path | str,
+    *,
+    jobs: int | None = None,
+    launch: Launch | None = None,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
     """Go on with a comparison: finished cells stay as they are, all others are resumed or started.
 
@@ -119,8 +126,9 @@ def resume(
     """
     where = Path(folder)
     grid = Grid.load(where)
+    launcher = (launch or Launch()).make(where, jobs, announce)
     with runfiles.lock(where, _LOCK):
-        return _run(where, grid, jobs, announce)
+        return _run(where, grid, launcher)
 
 
 def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) -> Comparison:
@@ -144,8 +152,8 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     return _write(where, outcomes, {})
 
 
-def _run(folder: Path, grid: Grid, jobs: int, announce: Callable[[str], None]) -> Comparison:
-    failed = LocalLauncher(folder, jobs, announce).run(grid.cells)
+def _run(folder: Path, grid: Grid, launcher: Launcher) -> Comparison:
+    failed = launcher.run(grid.cells)
     return _write(folder, of_grid(folder, grid, failed), failed)
 
 

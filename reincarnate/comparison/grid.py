@@ -16,6 +16,7 @@ from reincarnate.errors import UserError
 from reincarnate.prepare import ENV_OVERRIDES
 from reincarnate.runfiles import exact_reference
 from reincarnate.students.student import StudentEntry, get_student
+from reincarnate.teachers.shared_data import exact_text
 from reincarnate.teachers.teacher import Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import EnvSpec
@@ -137,7 +138,10 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, instead in (("seed", "--seeds"), ("env.id", "--env"), ("teacher", "--teacher")):
         if name in settings:
             raise UserError(f"{name} is not a setting of a comparison; pass it as {instead}")
-    return {"teacher_seed": str(TEACHER_SEED)} | {name: str(value) for name, value in settings.items()}
+    given = {"teacher_seed": str(TEACHER_SEED)} | {name: str(value) for name, value in settings.items()}
+    if given.get("collect.teacher_data"):  # cells run in other folders and on other machines
+        given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
+    return given
 
 
 def _refuse_same(loaded: Sequence[tuple[str, Teacher]]) -> None:
