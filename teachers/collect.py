@@ -192,15 +192,7 @@ def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec, name: str | 
         UserError: no complete D_T there, damaged, or made with another teacher or environment.
     """
     what = name or str(folder)
-    manifest = files.read_json(folder / "manifest.json")
-    try:
-        values = manifest["collection"]
-        collection = Collection.from_dict(values)
-        complete = manifest["complete"] and manifest["format"] == FORMAT
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{what} holds no teacher data of a known format; collect it again") from None
-    if not complete:
-        raise UserError(f"{what} holds an unfinished collection; run the collection again to complete it")
+    collection = complete_collection(folder, what)
     if collection.teacher_sha256 != teacher.card.sha256:
         raise UserError(
             f"{what} was collected with another teacher (sha256 {collection.teacher_sha256[:12]}..., "
@@ -218,6 +210,44 @@ def read_teacher_data(folder: Path, teacher: Teacher, env: EnvSpec, name: str | 
             f"{what} was collected in another environment: {', '.join(differing)}; collect it again"
         )
     return collection
+
+
+def complete_collection(folder: Path, what: str) -> Collection:
+    """What the D_T in ``folder`` was made of, whoever made it; ``what`` is what errors call it.
+
+    Raises:
+        UserError: no complete D_T there, or a damaged one.
+    """
+    manifest = files.read_json(folder / "manifest.json")
+    try:
+        collection = Collection.from_dict(manifest["collection"])
+        complete = manifest["complete"] and manifest["format"] == FORMAT
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{what} holds no teacher data of a known format; collect it again") from None
+    if not complete:
+        raise UserError(f"{what} holds an unfinished collection; run the collection again to complete it")
+    return collection
+
+
+def open_teacher_data(folder: Path) -> Collected:
+    """A D_T without its teacher, to be read: its frames stay on disk.
+
+    Raises:
+        UserError: no complete D_T there, or a segment is damaged.
+    """
+    collection = complete_collection(folder, str(folder))
+    artefact = _Artefact(folder, collection)
+    replay = Replay(
+        collection.env,
+        collection.num_envs,
+        collection.agent_steps,
+        n_step=1,
+        discount=1.0,
+        frames_on_disk=True,
+    )
+    artefact.load_into(replay)
+    replay.freeze()
+    return Collected(replay, folder, replay.agent_steps, True, tuple(artefact.game_returns))
 
 
 def load_teacher_data(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from reincarnate.launching.cell import Cell, cell_folder
 
 #: `reincarnate run`: the seed says what it does. 2 fails at first; 7 works until it is stopped, and ends when
 #: it is resumed; all others are finished at once.
@@ -15,7 +21,8 @@ resumed = "--resume" in args
 run = pathlib.Path(value("--resume" if resumed else "--out"))
 run.mkdir(parents=True, exist_ok=True)
 kept = ("OMP_NUM_THREADS", "REINCARNATE_CORES", "REINCARNATE_CACHE", "CUDA_VISIBLE_DEVICES")
-began = {"resumed": resumed, "pid": os.getpid(), "env": {name: os.environ.get(name) for name in kept}}
+env = {name: os.environ.get(name) for name in kept}
+began = {"resumed": resumed, "pid": os.getpid(), "parent": os.getppid(), "env": env}
 with (run / "starts.jsonl").open("a") as starts:
     starts.write(json.dumps(began) + "\\n")
 (run / "config.json").write_text("{}")
@@ -95,6 +102,28 @@ number = sys.argv[2].partition("_")[0]
 (pathlib.Path(os.environ["FAKE_SLURM"]) / f"job-{number}" / f"requeue-{sys.argv[2]}").touch()
 """
 _PROGRAMS = {"sbatch": _SBATCH, "srun": _SRUN, "sacct": _SACCT, "scontrol": _SCONTROL}
+
+
+def cells(*seeds: int) -> list[Cell]:
+    """Cells of these seeds that wait for no teacher."""
+    return [
+        Cell(f"a--s{seed}", None, "dqn", "CartPole-v1", seed, False, ("--seed", str(seed))) for seed in seeds
+    ]
+
+
+def starts(folder: Path, cell: Cell) -> list[dict[str, Any]]:
+    """What the stand-in noted each time it was started for the cell."""
+    return [
+        json.loads(line) for line in (cell_folder(folder, cell) / "starts.jsonl").read_text().splitlines()
+    ]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 300.0) -> None:
+    """Until it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def write_cell_program(folder: Path) -> tuple[str, ...]:

@@ -21,10 +21,11 @@ from filelock import FileLock
 
 from reincarnate.cli import main
 from reincarnate.comparison import compare
-from reincarnate.comparison.grid import Grid, cell_folder, plan, state_of
-from reincarnate.comparison.launch import GpuShares, LocalLauncher, thread_limits
+from reincarnate.comparison.grid import Grid, plan
 from reincarnate.device import visible_gpus
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import cell_folder, state_of
+from reincarnate.launching.local import GpuShares, LocalLauncher, thread_limits
 from reincarnate.phases import Stopped
 
 from small_runs import SMALL, TEACHER, cli_options, read

@@ -6,19 +6,17 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cell_programs import write_cell_program, write_slurm
+from cell_programs import cells, starts, wait_for, write_cell_program, write_slurm
 from click.testing import CliRunner
 
 from reincarnate.cli import main
 from reincarnate.comparison import Launch
-from reincarnate.comparison.grid import GRID_FILE, Cell, cell_folder, state_of
-from reincarnate.comparison.launch_slurm import SlurmLauncher, _minutes
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import GRID_FILE, cell_folder, state_of
+from reincarnate.launching.on_slurm import SlurmLauncher, _minutes
 
 from small_runs import SMALL, TEACHER, cli_options, read
 
@@ -43,25 +41,6 @@ def folder(tmp_path: Path) -> Path:
     where.mkdir()
     (where / GRID_FILE).write_text("{}")
     return where
-
-
-def cells(*seeds: int) -> list[Cell]:
-    return [
-        Cell(f"a--s{seed}", None, "dqn", "CartPole-v1", seed, False, ("--seed", str(seed))) for seed in seeds
-    ]
-
-
-def starts(folder: Path, cell: Cell) -> list[dict]:
-    return [
-        json.loads(line) for line in (cell_folder(folder, cell) / "starts.jsonl").read_text().splitlines()
-    ]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_an_array_runs_every_cell_and_tells_the_failed_ones(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _OUT = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the files go.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="compare.json on standard output.")
+_TRACKER = click.option("--tracker", metavar="NAME", help="Tell a tracker of the finished runs, e.g. wandb.")
 
 
 @main.command()
@@ -36,6 +37,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="compare.json on st
 @click.option("--slurm", "slurm", multiple=True, metavar="KEY[=VALUE]", help="Option of sbatch; repeat it.")
 @click.option("--no-wait", is_flag=True, help="slurm: submit the jobs and leave.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a comparison.")
+@_TRACKER
 @_OUT
 @_JSON
 def compare(
@@ -53,12 +55,14 @@ def compare(
     slurm: tuple[str, ...],
     no_wait: bool,
     resume: Path | None,
+    tracker: str | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
     """Run every teacher x student x seed, and say which differences are real."""
     from reincarnate import comparison
 
+    _check(tracker)
     options = {key: value for key, _, value in (text.partition("=") for text in slurm)}
     launch = comparison.Launch(
         launcher, cpus_per_cell, gpus_per_cell, ray_address, slurm=options, wait=not no_wait
@@ -82,7 +86,7 @@ def compare(
             out=out,
             announce=say,
         )
-    _show(found, as_json)
+    _show(found, as_json, tracker)
     if found.failed:
         name, why = next(iter(found.failed.items()))
         raise UserError(
@@ -93,25 +97,42 @@ def compare(
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN [RUN ...]")
+@_TRACKER
 @_OUT
 @_JSON
-def report(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
-    """Write the report of one RUN again, or compare several RUNs (or whole comparisons) that exist."""
-    from reincarnate.comparison import report_runs
-    from reincarnate.comparison.grid import GRID_FILE
+def report(runs: tuple[Path, ...], tracker: str | None, out: Path | None, as_json: bool) -> None:
+    """Write the report of one RUN again, or compare several RUNs (or whole comparisons) that exist.
+
+    TensorBoard logs of CleanRL or Stable-Baselines3 among them are drawn as reference curves.
+    """
+    from reincarnate.comparison import report_runs, track_runs
+    from reincarnate.launching.cell import GRID_FILE
     from reincarnate.report import read_run, write_report
 
+    _check(tracker)
     if len(runs) == 1 and out is None and not (runs[0] / GRID_FILE).exists():
         read = read_run(runs[0])
         written = write_report(runs[0])
         print_result(read.result, as_json, lambda: [f"wrote {path}" for path in written])
+        if tracker:
+            track_runs(runs, tracker, runs[0], announce=say)
         return
-    _show(report_runs(runs, out), as_json)
+    _show(report_runs(runs, out), as_json, tracker)
 
 
-def _show(found: Comparison, as_json: bool) -> None:
+def _check(tracker: str | None) -> None:
+    """Refuse a tracker that is not there before anything runs."""
+    if tracker is not None:
+        from reincarnate.comparison import trackers
+
+        trackers.load(tracker)
+
+
+def _show(found: Comparison, as_json: bool, tracker: str | None) -> None:
     print_result(found.document, as_json, lambda: _lines(found.document))
     say(f"wrote {', '.join(path.name for path in found.files)} in {found.folder}")
+    if tracker:
+        found.track(tracker, say)
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:

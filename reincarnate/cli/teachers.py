@@ -115,6 +115,26 @@ def teachers_collect(ref: str, out: Path, as_json: bool, **options: Any) -> None
     print_result(document, as_json, lambda: [f"{done.agent_steps} agent steps in {done.folder}"])
 
 
+@teachers.command("export-data")
+@click.argument("data", type=click.Path(path_type=Path), metavar="DATA")
+@click.option("--dataset-id", metavar="[NAMESPACE/]NAME-vN", help="Minari's name of it.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Root of Minari's datasets.")
+@_JSON
+def teachers_export_data(data: Path, dataset_id: str | None, out: Path | None, as_json: bool) -> None:
+    """Write DATA, the folder of a `teachers collect`, as a Minari dataset."""
+    from reincarnate.teachers.minari_data import export_minari
+
+    done = export_minari(data, dataset_id, out)
+    document = {
+        "dataset_id": done.dataset_id,
+        "path": str(done.folder),
+        "episodes": done.episodes,
+        "agent_steps": done.steps,
+    }
+    told = f"{done.dataset_id}: {done.steps:,} agent steps of {done.episodes} episodes in {done.folder}"
+    print_result(document, as_json, lambda: [told])
+
+
 def _measured(measured: TeacherReturn) -> list[str]:
     agrees = {True: "agrees with the reported", False: "differs from the reported", None: "reported:"}
     reported = measured.reported

@@ -15,12 +15,14 @@ from typing import Any
 
 from reincarnate import runfiles
 from reincarnate.comparison import grid as grids
-from reincarnate.comparison import results
+from reincarnate.comparison import results, trackers
 from reincarnate.comparison.cells import Outcome, of_grid, of_runs
 from reincarnate.comparison.document import build
-from reincarnate.comparison.grid import GRID_FILE, Grid
-from reincarnate.comparison.launching import Launch, Launcher
+from reincarnate.comparison.grid import Grid
+from reincarnate.comparison.references import Reference, is_log, read_references
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import GRID_FILE
+from reincarnate.launching.choice import Launch, Launcher
 
 __all__ = ["Comparison", "Launch", "compare", "report_runs"]
 
@@ -35,6 +37,15 @@ class Comparison:
     document: dict[str, Any]  # compare.json
     failed: Mapping[str, str] = field(default_factory=dict)  # cell -> why
     files: tuple[Path, ...] = ()
+    outcomes: tuple[Outcome, ...] = field(default=(), repr=False, compare=False)
+
+    def track(self, tracker: str, announce: Callable[[str], None] = lambda line: None) -> None:
+        """Tell an experiment tracker, e.g. ``wandb``, of every finished run that it has not been told of.
+
+        Raises:
+            UserError: no such tracker, its package is not installed, or it cannot be reached.
+        """
+        trackers.track(tracker, self.folder, self.document, self.outcomes, announce)
 
     def cells(self) -> Any:
         """One row per cell, as a pandas data frame.
@@ -136,6 +147,7 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
 
     Args:
         folders: runs or comparisons; cells of a comparison that are not finished are told and not counted.
+            TensorBoard logs of CleanRL or Stable-Baselines3 among them are reference curves.
         out: where to write; a single comparison's own folder, or ``report``, unless given.
 
     Raises:
@@ -143,13 +155,35 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     """
     outcomes: list[Outcome] = []
     paths = [Path(folder) for folder in folders]
-    for path in paths:
+    logs = [path for path in paths if not (path / "result.json").exists() and is_log(path)]
+    logs = [path for path in logs if not (path / GRID_FILE).is_file()]
+    runs = [path for path in paths if path not in logs]
+    if not runs:
+        raise UserError(f"{paths[0]} is a reference curve; give it beside at least one run")
+    for path in runs:
         is_grid = (path / GRID_FILE).is_file()
         outcomes += of_grid(path, Grid.load(path), {}) if is_grid else of_runs([path])
+    references = read_references(logs, {outcome.env for outcome in outcomes})
     single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
     where = Path(out) if out is not None else paths[0] if single else Path("report")
     where.mkdir(parents=True, exist_ok=True)
-    return _write(where, outcomes, {})
+    return _write(where, outcomes, {}, references)
+
+
+def track_runs(
+    folders: Sequence[Path | str],
+    tracker: str,
+    where: Path | str,
+    *,
+    announce: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Tell an experiment tracker of runs without comparing them; ``where`` keeps what it was told of.
+
+    Raises:
+        UserError: as :meth:`Comparison.track`; no run there, or a file of it is damaged.
+    """
+    outcomes, folder = of_runs([Path(each) for each in folders]), Path(where)
+    trackers.track(tracker, folder, build(outcomes, folder), outcomes, announce)
 
 
 def _run(folder: Path, grid: Grid, launcher: Launcher) -> Comparison:
@@ -157,9 +191,15 @@ def _run(folder: Path, grid: Grid, launcher: Launcher) -> Comparison:
     return _write(folder, of_grid(folder, grid, failed), failed)
 
 
-def _write(folder: Path, outcomes: Sequence[Outcome], failed: Mapping[str, str]) -> Comparison:
-    document = build(outcomes, folder)
-    return Comparison(folder, document, failed, tuple(results.write(folder, document, outcomes)))
+def _write(
+    folder: Path,
+    outcomes: Sequence[Outcome],
+    failed: Mapping[str, str],
+    references: Sequence[Reference] = (),
+) -> Comparison:
+    document = build(outcomes, folder, references)
+    written = results.write(folder, document, outcomes, references)
+    return Comparison(folder, document, failed, tuple(written), tuple(outcomes))
 
 
 def _refuse_used(folder: Path) -> None:

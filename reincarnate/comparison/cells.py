@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reincarnate.comparison.grid import Cell, Grid, cell_folder
+from reincarnate.comparison.grid import Grid
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import Cell, cell_folder
 from reincarnate.report import RunData, read_run
 from reincarnate.report.rundir import short_path
 from reincarnate.types import Returns

@@ -25,6 +25,7 @@ from reincarnate.comparison.cells import (
     moments,
     relative,
 )
+from reincarnate.comparison.references import Reference
 from reincarnate.types import Returns
 
 FORMAT = 1
@@ -49,7 +50,7 @@ class Scale:
         return self.zero + score * (self.one - self.zero)
 
 
-def build(outcomes: Sequence[Outcome], folder: Path) -> dict[str, Any]:
+def build(outcomes: Sequence[Outcome], folder: Path, references: Sequence[Reference] = ()) -> dict[str, Any]:
     """The whole document; paths are relative to ``folder``."""
     scales = scales_of(outcomes)
     summary = [_summary(method, cells, scales) for method, cells in by_method(outcomes).items()]
@@ -66,6 +67,7 @@ def build(outcomes: Sequence[Outcome], folder: Path) -> dict[str, Any]:
         "summary": summary,
         "pairs": pairs,
         "students": students,
+        "references": [_reference(each, outcomes) for each in references],
         "verdict": verdict(outcomes, summary, pairs),
     }
 
@@ -193,6 +195,11 @@ def _teacher(cells: Sequence[Outcome]) -> dict[str, Any]:
         "collect_seconds": sum(collect),
         "better_than_random": bool(returns and random and returns.mean > random.mean),
     }
+
+
+def _reference(reference: Reference, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    runs = [outcome for outcome in outcomes if outcome.env == reference.env]
+    return reference.to_dict(max((point.agent_steps for run in runs for point in moments(run)), default=0))
 
 
 def _summary(method: Method, cells: Sequence[Outcome], scales: dict[str, Scale]) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from reincarnate import config as configuration
 from reincarnate import files
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import GRID_FILE, Cell
 from reincarnate.prepare import ENV_OVERRIDES
 from reincarnate.runfiles import exact_reference
 from reincarnate.students.student import StudentEntry, get_student
@@ -22,23 +23,8 @@ from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import EnvSpec
 
 FORMAT = 1
-GRID_FILE = "grid.json"
 #: Of the teacher's part (G_T, G_random, D_T), which all cells share, unless ``teacher_seed`` is set.
 TEACHER_SEED = 1
-State = Literal["new", "begun", "done"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid."""
-
-    name: str  # of its folder
-    teacher: str | None  # as given; None for a scratch student
-    student: str
-    env: str
-    seed: int
-    collects: bool  # needs a D_T
-    arguments: tuple[str, ...]  # of `reincarnate run`, without --out
 
 
 @dataclass(frozen=True)
@@ -76,22 +62,6 @@ class Grid:
             return cls(cells, tuple(values["teachers"]), values["settings"], values["preset"])
         except (KeyError, TypeError):
             raise UserError(f"{path} is damaged; start a new comparison") from None
-
-
-def cell_folder(folder: Path, cell: Cell) -> Path:
-    """The run directory of a cell."""
-    return folder / "cells" / cell.name
-
-
-def state_of(run: Path) -> State:
-    """Whether a cell has not begun, has begun, or is finished, told by its run directory alone."""
-    if not (run / "config.json").exists():
-        return "new"
-    try:
-        status = files.read_json(run / "result.json").get("status")
-    except (UserError, AttributeError):
-        return "begun"
-    return "done" if status == "done" else "begun"
 
 
 def plan(

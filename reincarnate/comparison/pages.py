@@ -28,6 +28,9 @@ _NOTES = {
     "Pairs": "Probability that a run of the first has a higher score than one of the second. More seeds: how "
     "many of each would decide it at level 5 % with power 80 %, if the probability stays what it is (Noether "
     "1987); 0 where it is decided.",
+    "Reference curves": "What other programs logged while they trained: returns of training games, with the "
+    "exploration of that moment, and no evaluations; means over the last tenth of the steps until then. They "
+    "are in no other number here.",
     "Cells": "Steps and time until the first evaluation at 50, 90 and 100 % of the run's teacher (from "
     "scratch: of the strongest one). Agent steps are the student's own, 0 is in the offline phase; time is "
     "that of training, without evaluations and the collection of the teacher's data.",
@@ -36,7 +39,8 @@ _NOTES = {
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
     """Every table that has a row."""
-    found = [_teachers(document), _summary(document), _students(document), _pairs(document), _cells(document)]
+    parts = (_teachers, _summary, _students, _pairs, _references, _cells)
+    found = [part(document) for part in parts]
     return [each for each in found if each[2]]
 
 
@@ -142,6 +146,33 @@ def _pairs(document: Mapping[str, Any]) -> Table:
         for pair in document["pairs"]
     ]
     return "Pairs", head, rows
+
+
+def _references(document: Mapping[str, Any]) -> Table:
+    head = [
+        "reference",
+        "environment",
+        "what",
+        "runs",
+        "agent steps",
+        "return at",
+        "its return",
+        "last return",
+    ]
+    rows = [
+        [
+            each["name"],
+            each["env"],
+            f"{each['kind']} ({each['tag']})",
+            str(each["runs"]),
+            f"{each['agent_steps']:,}",
+            f"{each['return_at']['agent_steps']:,}",
+            number(each["return_at"]["mean"]),
+            number(each["last_return"]),
+        ]
+        for each in document["references"]
+    ]
+    return "Reference curves", head, rows
 
 
 def _cells(document: Mapping[str, Any]) -> Table:

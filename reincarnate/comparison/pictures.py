@@ -16,6 +16,7 @@ import numpy as np
 from reincarnate import stats
 from reincarnate.comparison.cells import Method, Moment, Outcome, moments
 from reincarnate.comparison.document import Scale, by_method, grouped, interval, pooled, scales_of, scores_of
+from reincarnate.comparison.references import Reference
 from reincarnate.report.plots import BLUE, GREEN, GREY, ORANGE, SKY, short_count
 from reincarnate.report.rundir import short_path
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", SKY, "#E69F00", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ((0, (6, 2)), (0, (3, 1.5, 1, 1.5)), (0, (8, 2, 2, 2)), (0, (4, 4)))
+_REFERENCE_COLOUR = "#8C510A"
+_REFERENCE_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (6, 1, 1, 1)))
 _WIDTH_INCHES = 8.0
 _RESAMPLES = 500  # of each point of a curve
 _PROFILE_LEVELS = 200
@@ -50,7 +53,9 @@ class Curve:
     high: list[float]
 
 
-def figures(document: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[tuple[str, Figure]]:
+def figures(
+    document: Mapping[str, Any], outcomes: Sequence[Outcome], references: Sequence[Reference] = ()
+) -> list[tuple[str, Figure]]:
     """File stem and figure of every picture that the finished cells allow."""
     done = [outcome for outcome in outcomes if outcome.done and outcome.last is not None]
     if not done:
@@ -61,7 +66,8 @@ def figures(document: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[tu
     environments = grouped(done, lambda outcome: outcome.env)
     for env, cells in environments.items():
         end = "" if len(environments) == 1 else "-" + re.sub(r"[^A-Za-z0-9.]+", "-", env)
-        drawn.append((f"learning{end}", learning_figure(env, cells, looks)))
+        beside = [reference for reference in references if reference.env == env]
+        drawn.append((f"learning{end}", learning_figure(env, cells, looks, beside)))
         drawn.append((f"learning-time{end}", time_figure(env, cells, looks)))
     drawn.append(("profiles", profiles_figure(done, scales, looks)))
     return [*drawn, ("matrix", matrix_figure(document["summary"]))]
@@ -90,15 +96,23 @@ def curve_of(runs: Sequence[Sequence[Moment]], place: Callable[[Moment], float])
 # ---------------------------------------------------------------- learning curves
 
 
-def learning_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look]) -> Figure:
-    """Returns over offline updates, then over online agent steps, side by side."""
+def learning_figure(
+    env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look], references: Sequence[Reference] = ()
+) -> Figure:
+    """Returns over offline updates, then over online agent steps, side by side.
+
+    ``references`` are drawn in the online phase, as far as the runs themselves go.
+    """
     phases = [name for name in ("offline", "online") if any(_split(each)[name] for each in outcomes)]
-    figure, row = _panels(env, outcomes, looks, [0.36, 0.64] if len(phases) == 2 else [1.0])
+    widths = [0.36, 0.64] if len(phases) == 2 else [1.0]
+    figure, row = _panels(env, outcomes, looks, widths, len(references))
     for axes, phase in zip(row, phases, strict=False):
         for method, cells in by_method(outcomes).items():
             runs = [_part(cell, phase) for cell in cells]
             if any(runs):
                 _draw(axes, curve_of(runs, _STEPS[phase]), looks[method], _joined(cells, phase))
+        if phase == "online":
+            _draw_references(axes, references, longest(outcomes))
         _levels(axes, outcomes)
         _label(axes, phase)
     if len(phases) == 2:
@@ -173,6 +187,20 @@ def _draw(axes: Axes, curve: Curve, look: Look, joined: bool, hollow: bool = Fal
     )
 
 
+def longest(outcomes: Sequence[Outcome]) -> int:
+    """Agent steps of the last evaluation of any run."""
+    return max((point.agent_steps for each in outcomes for point in moments(each)), default=0)
+
+
+def _draw_references(axes: Axes, references: Sequence[Reference], limit: int) -> None:
+    """Thin lines without marks: they are training returns, where all else is an evaluation."""
+    for reference, dashes in zip(references, itertools.cycle(_REFERENCE_DASHES), strict=False):
+        x, value, low, high = reference.curve(limit)
+        axes.fill_between(x, low, high, color=_REFERENCE_COLOUR, alpha=0.12, lw=0, zorder=1.2)
+        label = _plain(reference.label)
+        axes.plot(x, value, color=_REFERENCE_COLOUR, lw=1.2, ls=dashes, label=label, zorder=1.8)
+
+
 def _levels(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """Teachers and random play as lines."""
     teachers = grouped([o for o in outcomes if o.method.teacher], lambda outcome: outcome.method.teacher)
@@ -200,13 +228,17 @@ def _label(axes: Axes, phase: str) -> None:
 
 
 def _panels(
-    env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look], widths: Sequence[float]
+    env: str,
+    outcomes: Sequence[Outcome],
+    looks: Mapping[Method, Look],
+    widths: Sequence[float],
+    references: int = 0,
 ) -> tuple[Figure, list[Axes]]:
     """Panels in a row with one y-axis, room for the legend above them."""
     from matplotlib.figure import Figure
 
     teachers = {each.method.teacher for each in outcomes if each.method.teacher}
-    entries = len(by_method(outcomes)) + len(teachers) + 1
+    entries = len(by_method(outcomes)) + len(teachers) + 1 + references
     head = 0.62 + 0.165 * ((entries + 1) // 2)
     inches = 3.7 + head
     figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")

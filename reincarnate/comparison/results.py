@@ -9,18 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from reincarnate import files
-from reincarnate.comparison import pages, pictures
+from reincarnate.comparison import hparams, pages, pictures
 from reincarnate.comparison.cells import Outcome
+from reincarnate.comparison.references import Reference
 from reincarnate.report.plots import save_figure
 
 
-def write(folder: Path, document: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[Path]:
-    """Write everything into ``folder``; returns the files."""
+def write(
+    folder: Path,
+    document: Mapping[str, Any],
+    outcomes: Sequence[Outcome],
+    references: Sequence[Reference] = (),
+) -> list[Path]:
+    """Write everything into ``folder``; returns the files, without those for TensorBoard."""
     files.write_json(folder / "compare.json", document)
     files.write_bytes(folder / "compare.csv", csv_of(document).encode())
     written = [folder / "compare.json", folder / "compare.csv"]
     drawn: dict[str, Path] = {}
-    for name, figure in pictures.figures(document, outcomes):
+    for name, figure in pictures.figures(document, outcomes, references):
         saved = save_figure(figure, folder / name)
         drawn[name] = saved[0]
         written += saved
@@ -28,6 +34,7 @@ def write(folder: Path, document: Mapping[str, Any], outcomes: Sequence[Outcome]
     files.write_bytes(
         html, pages.page(document, {name: p.read_bytes() for name, p in drawn.items()}).encode()
     )
+    hparams.write(folder, document, outcomes)
     return [*written, html]
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from reincarnate import files
-from reincarnate.comparison.grid import Cell, cell_folder, state_of
-from reincarnate.comparison.work import (
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import Cell, cell_folder, state_of
+from reincarnate.launching.work import (
     CellProcess,
     InterruptedCellError,
     Work,
@@ -26,8 +27,6 @@ from reincarnate.comparison.work import (
     stopping_on_signals,
     unfinished,
 )
-from reincarnate.errors import UserError
-from reincarnate.phases import Stopped
 
 #: Of a task, in minutes, where --slurm time=... does not say; a cell that meets it is queued again.
 TIME_MINUTES = 240
@@ -123,6 +122,8 @@ class SlurmLauncher:
             self._follow({cell.name: (cell, jobs[cell.name]) for cell in waiting})
         if self._stop.is_set():
             self._say(f"the jobs go on without this process; come back with --resume {self._folder}")
+            from reincarnate.phases import Stopped  # loads torch, which a task of the array has no use for
+
             raise Stopped
         return self._failed
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reincarnate.comparison.grid import Cell, cell_folder, state_of
-from reincarnate.comparison.work import (
+from reincarnate.device import visible_gpus
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import Cell, cell_folder, state_of
+from reincarnate.launching.work import (
     THREAD_VARIABLES,
     arguments_of,
     in_use,
@@ -25,8 +27,6 @@ from reincarnate.comparison.work import (
     stopping_on_signals,
     unfinished,
 )
-from reincarnate.device import visible_gpus
-from reincarnate.errors import UserError
 from reincarnate.phases import Stopped
 
 _POLL_SECONDS = 0.2

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reincarnate.comparison.grid import Cell
-from reincarnate.comparison.work import (
-    CellProcess,
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import Cell
+from reincarnate.launching.work import (
     Ended,
     InterruptedCellError,
     Work,
     limits_of,
     make_folders,
     must_wait,
+    run_cell,
     stopping_on_signals,
     unfinished,
 )
-from reincarnate.errors import UserError
 from reincarnate.phases import Stopped
 
 _POLL_SECONDS = 1.0
@@ -91,9 +91,8 @@ class RayLauncher:
             while (waiting or self._running) and not self._stop.is_set():
                 for cell in self._startable(waiting):
                     waiting.remove(cell)
-                    self._running[task.options(name=cell.name).remote(self._work(cell))] = _Running(
-                        cell, time.monotonic()
-                    )
+                    reference = task.options(name=cell.name).remote(self._work(cell))
+                    self._running[reference] = _Running(cell, time.monotonic())
                     self._say(f"{cell.name}: handed to the cluster")
                 self._reap(len(waiting))
             self._end()
@@ -163,23 +162,19 @@ class RayLauncher:
                 f"no node of the cluster has {self._cpus} CPUs and {gpus:g} GPUs now; "
                 "the cells wait until one joins (Ctrl-C, then fewer --cpus-per-cell or --gpus-per-cell)"
             )
-        return self._ray.remote(run_cell).options(
+        remote = self._ray.remote(
             num_cpus=self._cpus,
             num_gpus=gpus,
             max_retries=RETRIES,
             retry_exceptions=[InterruptedCellError],
         )
+        return remote(run_cell)
 
     def _work(self, cell: Cell) -> Work:
         environment = limits_of(self._cpus) | self._environment
         if not self._gpus:  # Ray names the GPUs of a task that has some
             environment["CUDA_VISIBLE_DEVICES"] = ""
         return Work(cell, str(self._folder), environment, self._command)
-
-
-def run_cell(work: Work) -> Ended:
-    """What a node does."""
-    return CellProcess(work).run()
 
 
 def _ray() -> Any:

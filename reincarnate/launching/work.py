@@ -18,8 +18,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from reincarnate import files
-from reincarnate.comparison.grid import GRID_FILE, Cell, cell_folder, state_of
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import GRID_FILE, Cell, cell_folder, state_of
 
 EXIT_USER_ERROR, EXIT_STOPPED = 2, 130
 #: What numeric libraries read to know how many threads to start; the last is read by ``envs/pool.py``.
@@ -128,6 +128,11 @@ class CellProcess:
 
     def _ended(self, reason: str | None, resumed: bool) -> Ended:
         return Ended(reason, socket.gethostname(), resumed)
+
+
+def run_cell(work: Work) -> Ended:
+    """:meth:`CellProcess.run`, as a function that can be sent to another machine."""
+    return CellProcess(work).run()
 
 
 def arguments_of(cell: Cell, run: Path) -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from reincarnate.comparison.grid import Cell
-from reincarnate.comparison.launch import LocalLauncher
 from reincarnate.errors import UserError
+from reincarnate.launching.cell import Cell
+from reincarnate.launching.local import LocalLauncher
 
 Name = Literal["local", "ray", "slurm"]
 NAMES: tuple[Name, ...] = ("local", "ray", "slurm")
@@ -59,7 +59,7 @@ class Launch:
         cpus, gpus = self.cpus_per_cell, self.gpus_per_cell
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         if self.launcher == "ray":
-            from reincarnate.comparison.launch_ray import RayLauncher
+            from reincarnate.launching.on_ray import RayLauncher
 
             return RayLauncher(
                 folder,
@@ -71,7 +71,7 @@ class Launch:
                 environment=environment,
             )
         if self.launcher == "slurm":
-            from reincarnate.comparison.launch_slurm import SlurmLauncher
+            from reincarnate.launching.on_slurm import SlurmLauncher
 
             return SlurmLauncher(
                 folder,

@@ -1,0 +1,193 @@
+"""Cells on a real Ray cluster of this machine: worker processes that die, a node that is lost, Ctrl-C.
+
+Ray is 240 MB, so `make test` does not install it: `pip install -c constraints.txt ray` to run these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cell_programs import cells, starts, wait_for, write_cell_program
+from click.testing import CliRunner
+
+from reincarnate.cli import main
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import GRID_FILE, cell_folder, state_of
+from reincarnate.launching.on_ray import RayLauncher
+from reincarnate.phases import Stopped
+
+from small_runs import SMALL, TEACHER, cli_options, read
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+class Node:
+    """`ray start`, in a process that ends its node when it is ended."""
+
+    def __init__(self, temporary: Path, *options: str) -> None:
+        program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats"]
+        memory = ["--object-store-memory=80000000"]
+        self.log = temporary.with_suffix(f".{time.monotonic_ns()}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*program, *memory, *options], stdout=log, stderr=log)
+
+    def lose(self) -> None:
+        """Kill the node's daemon, as if the machine were gone."""
+        listed = subprocess.run(
+            ["ps", "-o", "pid=,comm=", "--ppid", str(self.process.pid)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        (raylet,) = [line.split()[0] for line in listed.stdout.splitlines() if "raylet" in line]
+        os.kill(int(raylet), signal.SIGKILL)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(120)
+
+
+@pytest.fixture(scope="module")
+def temporary() -> Iterator[Path]:
+    """A short path, as sockets must have."""
+    folder = Path(tempfile.mkdtemp(prefix="r"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def address(temporary: Path) -> Iterator[str]:
+    """A cluster of one node with two CPUs, hence two worker processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    here = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--temp-dir={temporary}"]
+    head = Node(temporary, *here, "--num-cpus=2", "--include-dashboard=false")
+    wait_for((temporary / "session_latest" / "sockets" / "raylet").exists)
+    yield f"127.0.0.1:{port}"
+    head.end()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a comparison."""
+    where = tmp_path / "out"
+    where.mkdir()
+    (where / GRID_FILE).write_text("{}")
+    return where
+
+
+def test_a_lost_worker_is_made_good_and_a_failed_cell_stops_nobody(
+    address: str, folder: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    grid, options = cells(7, 1, 2, 3), {"environment": {"REINCARNATE_CACHE": "/shared/cache"}}
+    launcher = RayLauncher(
+        folder, said.append, address=address, command=write_cell_program(tmp_path), **options
+    )
+    run = cell_folder(folder, grid[0])
+
+    def kill_the_worker() -> None:
+        wait_for(lambda: (run / "ready").exists() and state_of(cell_folder(folder, grid[3])) == "done")
+        os.kill(starts(folder, grid[0])[0]["parent"], signal.SIGKILL)
+
+    threading.Thread(target=kill_the_worker).start()
+    assert launcher.run(grid) == {"a--s2": "no room on the disk"}
+    assert (run / "stopped").exists()  # the cell did not work on alone
+    first, second = starts(folder, grid[0])
+    assert (first["resumed"], second["resumed"]) == (False, True)
+    others = {starts(folder, cell)[0]["parent"] for cell in grid[1:]}
+    assert first["parent"] not in others  # two worker processes
+    env = first["env"]
+    assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("1", "")
+    assert env["REINCARNATE_CACHE"] == "/shared/cache"
+    assert any(line.startswith("a--s7: done on") and "resumed" in line for line in said)
+    assert "a--s2: failed: no room on the disk" in said
+    # Once more: what is finished is left alone.
+    again = RayLauncher(folder, said.append, address=address, command=write_cell_program(tmp_path))
+    assert again.run(grid) == {}
+    assert len(starts(folder, grid[1])) == 1
+    assert len(starts(folder, grid[2])) == 2
+
+
+def test_a_lost_node_is_made_good_on_another(
+    address: str, temporary: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Only the nodes that come and go have a GPU (they say so), so the cell can be nowhere else."""
+    (cell,), said = cells(7), []
+    options = [f"--address={address}", "--num-cpus=1", "--num-gpus=1"]
+    lost, nodes = Node(temporary, *options), []
+
+    def lose_it() -> None:
+        wait_for((cell_folder(folder, cell) / "ready").exists)
+        lost.lose()
+        nodes.append(Node(temporary, *options))
+
+    threading.Thread(target=lose_it).start()
+    launcher = RayLauncher(folder, said.append, address=address, gpus=1, command=write_cell_program(tmp_path))
+    try:
+        assert launcher.run([cell]) == {}
+    finally:
+        for node in (lost, *nodes):
+            node.end()
+    first, second = starts(folder, cell)
+    assert (first["resumed"], second["resumed"]) == (False, True)
+    assert first["env"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_ctrl_c_stops_the_cells_where_they_can_be_resumed(address: str, folder: Path, tmp_path: Path) -> None:
+    (cell,) = cells(7)
+    run = cell_folder(folder, cell)
+
+    def interrupt() -> None:
+        wait_for((run / "ready").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    launcher = RayLauncher(folder, lambda line: None, address=address, command=write_cell_program(tmp_path))
+    with pytest.raises(Stopped):
+        launcher.run([cell])
+    wait_for((run / "stopped").exists)
+
+
+def test_a_folder_that_the_nodes_do_not_see_is_told(address: str, tmp_path: Path) -> None:
+    out = tmp_path / "unshared"
+    out.mkdir()  # no grid.json there: as on a node with another disk
+    failed = RayLauncher(out, lambda line: None, address=address).run(cells(1))
+    assert "put --out on a shared path" in failed["a--s1"]
+
+
+def test_no_cluster_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_server_request_timeout_seconds", "1")
+    with pytest.raises(UserError, match=r"no Ray cluster can be reached .*ray start --head"):
+        RayLauncher(folder, lambda line: None, address="127.0.0.1:1").run(cells(1))
+
+
+def test_the_command_gives_finished_cells(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    small = SMALL | {"online.agent_steps": 300}
+    options = ["--teacher", TEACHER, "--seeds", "2", "--preset", "quick", *cli_options(small)]
+    where = ["--launcher", "ray", "--ray-address", address, "--out", str(out), "--json"]
+    result = CliRunner().invoke(main, ["compare", *options, *where])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert [cell["status"] for cell in document["cells"]] == ["done", "done"]
+    one, two = (read(out / cell["run"], "result.json") for cell in document["cells"])
+    assert one["teacher"]["return"] == two["teacher"]["return"]
+    assert two["phases"]["collect"]["reused"]
