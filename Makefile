@@ -47,7 +47,7 @@ $(VENV)/.run-installed: setup.cfg constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev-installed: setup.cfg constraints.txt | $(VENV)/bin/python
-	$(PIP) -e .[test,oracles,compress,dataframes,lint]
+	$(PIP) -e .[test,oracles,compress,dataframes,slurm,minari,lint]
 	touch $@ $(VENV)/.run-installed
 
 clean:

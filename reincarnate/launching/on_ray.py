@@ -124,7 +124,8 @@ class RayLauncher:
         try:
             ended: Ended = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            return Ended(_in_a_line(error), "the cluster", False)
+            cause = getattr(error, "cause", error)  # what was raised there
+            return Ended(_in_a_line(cause), "the cluster", False)
         return ended
 
     def _tell(self, cell: Cell, ended: Ended, minutes: float, left: int) -> None:
@@ -201,6 +202,6 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def _in_a_line(error: Exception) -> str:
-    """The last line of an error of Ray's, which holds the traceback of the other machine."""
+    """The last line of an error, which may hold the traceback of another machine."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
