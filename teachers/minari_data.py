@@ -127,9 +127,10 @@ def _episode(rows: Mapping[str, npt.NDArray[Any]], spec: EnvSpec, over: bool) ->
 def _observations(frames: npt.NDArray[Any], places: npt.NDArray[Any], spec: EnvSpec) -> npt.NDArray[Any]:
     """Stacks at ``places``; before the game's first frame stands that frame."""
     if spec.kind == "vector":
-        return frames[places]
-    back = np.arange(spec.frame_stack - 1, -1, -1)
-    return frames[np.maximum(places[:, None] - back, 0)]
+        which = places
+    else:
+        which = np.maximum(places[:, None] - np.arange(spec.frame_stack - 1, -1, -1), 0)
+    return np.take(frames, which, axis=0)
 
 
 def _with_end(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

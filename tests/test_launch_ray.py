@@ -40,9 +40,12 @@ class Node:
     def __init__(self, temporary: Path, *options: str) -> None:
         program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats"]
         memory = ["--object-store-memory=80000000"]
-        self.log = temporary.with_suffix(f".{time.monotonic_ns()}.log")
+        self.log = temporary / f"node-{time.monotonic_ns()}.log"
+        patient = os.environ | {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*program, *memory, *options], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*program, *memory, *options], stdout=log, stderr=log, env=patient
+            )
 
     def lose(self) -> None:
         """Kill the node's daemon, as if the machine were gone."""
@@ -74,10 +77,11 @@ def address(temporary: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    here = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--temp-dir={temporary}"]
+    here = ["--head", f"--port={port}", f"--temp-dir={temporary}"]
     head = Node(temporary, *here, "--num-cpus=2", "--include-dashboard=false")
-    wait_for((temporary / "session_latest" / "sockets" / "raylet").exists)
-    yield f"127.0.0.1:{port}"
+    wait_for(lambda: "Ray runtime started" in head.log.read_text() or head.process.poll() is not None)
+    assert head.process.poll() is None, head.log.read_text()
+    yield f"{ray.util.get_node_ip_address()}:{port}"
     head.end()
 
 
@@ -104,7 +108,7 @@ def test_a_lost_worker_is_made_good_and_a_failed_cell_stops_nobody(
         wait_for(lambda: (run / "ready").exists() and state_of(cell_folder(folder, grid[3])) == "done")
         os.kill(starts(folder, grid[0])[0]["parent"], signal.SIGKILL)
 
-    threading.Thread(target=kill_the_worker).start()
+    threading.Thread(target=kill_the_worker, daemon=True).start()
     assert launcher.run(grid) == {"a--s2": "no room on the disk"}
     assert (run / "stopped").exists()  # the cell did not work on alone
     first, second = starts(folder, grid[0])
@@ -136,7 +140,7 @@ def test_a_lost_node_is_made_good_on_another(
         lost.lose()
         nodes.append(Node(temporary, *options))
 
-    threading.Thread(target=lose_it).start()
+    threading.Thread(target=lose_it, daemon=True).start()
     launcher = RayLauncher(folder, said.append, address=address, gpus=1, command=write_cell_program(tmp_path))
     try:
         assert launcher.run([cell]) == {}
@@ -156,7 +160,7 @@ def test_ctrl_c_stops_the_cells_where_they_can_be_resumed(address: str, folder: 
         wait_for((run / "ready").exists)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     launcher = RayLauncher(folder, lambda line: None, address=address, command=write_cell_program(tmp_path))
     with pytest.raises(Stopped):
         launcher.run([cell])

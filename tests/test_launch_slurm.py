@@ -91,7 +91,7 @@ def test_a_cell_at_its_time_limit_is_stopped_and_queued_again(
         wait_for((run / "ready").exists)
         os.kill(int((slurm / "pid-1000").read_text()), signal.SIGUSR2)
 
-    threading.Thread(target=warn).start()
+    threading.Thread(target=warn, daemon=True).start()
     assert launcher.run([cell]) == {}
     assert (run / "stopped").exists()
     assert [start["resumed"] for start in starts(folder, cell)] == [False, True]
@@ -125,7 +125,7 @@ def test_a_job_that_slurm_ends_is_told(slurm: Path, folder: Path, tmp_path: Path
         wait_for((cell_folder(folder, cell) / "ready").exists)
         os.kill(int((slurm / "pid-1000").read_text()), signal.SIGKILL)
 
-    threading.Thread(target=kill).start()
+    threading.Thread(target=kill, daemon=True).start()
     assert "job 1000 ended as FAILED" in launcher.run([cell])["a--s7"]
     wait_for((cell_folder(folder, cell) / "stopped").exists)  # the cell does not work on alone
 

@@ -139,9 +139,7 @@ def test_tensorboard_lists_a_session_per_cell(runs: list[Path], tmp_path: Path) 
     provider = MultiplexerDataProvider(multiplexer, str(out / "tensorboard"))
     context = backend_context.Context(TBContext(data_provider=provider, logdir=str(out / "tensorboard")))
     metadata = context.hparams_metadata(RequestContext(), "")
-    experiment = context.experiment_from_metadata(
-        RequestContext(), "", True, metadata, context.hparams_from_data_provider(RequestContext(), "")
-    )
+    experiment = context.experiment_from_metadata(RequestContext(), "", True, metadata, [])
     request = api_pb2.ListSessionGroupsRequest(
         start_index=0,
         slice_size=100,

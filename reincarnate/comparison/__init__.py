@@ -155,8 +155,8 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     """
     outcomes: list[Outcome] = []
     paths = [Path(folder) for folder in folders]
-    logs = [path for path in paths if not (path / "result.json").exists() and is_log(path)]
-    logs = [path for path in logs if not (path / GRID_FILE).is_file()]
+    ours = (GRID_FILE, "result.json")
+    logs = [path for path in paths if not any((path / name).exists() for name in ours) and is_log(path)]
     runs = [path for path in paths if path not in logs]
     if not runs:
         raise UserError(f"{paths[0]} is a reference curve; give it beside at least one run")

@@ -74,7 +74,7 @@ def _write_session(home: Path, columns: Mapping[str, Any], metrics: Mapping[str,
     # TensorBoard takes its columns from the first session it finds: all name all metrics.
     parts = hparams(dict(columns), dict.fromkeys(metrics, 0.0))  # type: ignore[no-untyped-call]
     with SummaryWriter(str(home)) as writer:
-        files = writer._get_file_writer()  # type: ignore[no-untyped-call]
+        files = writer._get_file_writer()
         for part in parts[:2]:
             files.add_summary(part)
         for name, value in metrics.items():

@@ -44,8 +44,11 @@ class Launch:
             raise UserError(f"--cpus-per-cell {self.cpus_per_cell}: a cell takes at least one")
         if self.gpus_per_cell is not None and self.gpus_per_cell < 0:
             raise UserError(f"--gpus-per-cell {self.gpus_per_cell:g}: that is less than none")
-        of_others = {"--ray-address": (self.ray_address, "ray"), "--slurm": (self.slurm, "slurm")}
-        of_others["--no-wait"] = (not self.wait, "slurm")
+        of_others: dict[str, tuple[object, Name]] = {
+            "--ray-address": (self.ray_address, "ray"),
+            "--slurm": (self.slurm, "slurm"),
+            "--no-wait": (not self.wait, "slurm"),
+        }
         for option, (given, owner) in of_others.items():
             if given and owner != self.launcher:
                 raise UserError(f"{option} goes with --launcher {owner}; this is --launcher {self.launcher}")
