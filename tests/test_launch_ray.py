@@ -39,13 +39,19 @@ class Node:
 
     def __init__(self, temporary: Path, *options: str) -> None:
         program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats"]
-        memory = ["--object-store-memory=80000000"]
-        self.log = temporary / f"node-{time.monotonic_ns()}.log"
-        patient = os.environ | {"RAY_raylet_start_wait_time_s": "300"}  # on a busy machine
+        light = ["--object-store-memory=80000000", "--include-log-monitor=false"]
+        self._command, self._temporary = [*program, *light, *options], temporary
+        for _ in range(3):  # Ray gives its own processes half a minute, which a busy machine may not
+            self._start()
+            if self.process.poll() is None:
+                return
+        raise AssertionError(self.log.read_text())
+
+    def _start(self) -> None:
+        self.log = self._temporary / f"node-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*program, *memory, *options], stdout=log, stderr=log, env=patient
-            )
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        wait_for(lambda: "runtime started" in self.log.read_text() or self.process.poll() is not None)
 
     def lose(self) -> None:
         """Kill the node's daemon, as if the machine were gone."""
@@ -79,8 +85,6 @@ def address(temporary: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     here = ["--head", f"--port={port}", f"--temp-dir={temporary}"]
     head = Node(temporary, *here, "--num-cpus=2", "--include-dashboard=false")
-    wait_for(lambda: "Ray runtime started" in head.log.read_text() or head.process.poll() is not None)
-    assert head.process.poll() is None, head.log.read_text()
     yield f"{ray.util.get_node_ip_address()}:{port}"
     head.end()
 
