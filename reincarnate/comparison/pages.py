@@ -155,8 +155,8 @@ def _references(document: Mapping[str, Any]) -> Table:
         "what",
         "runs",
         "agent steps",
-        "return at",
-        "its return",
+        "at step",
+        "return there",
         "last return",
     ]
     rows = [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", SKY, "#E69F00", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ((0, (6, 2)), (0, (3, 1.5, 1, 1.5)), (0, (8, 2, 2, 2)), (0, (4, 4)))
-_REFERENCE_COLOUR = "#8C510A"
+_REFERENCE_COLOUR = "#4B2E83"
 _REFERENCE_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (6, 1, 1, 1)))
 _WIDTH_INCHES = 8.0
 _RESAMPLES = 500  # of each point of a curve
