@@ -33,6 +33,13 @@ from small_runs import SMALL, TEACHER, cli_options, read
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
+#: Ray gives its own processes a quarter of a minute to start, which a busy machine may not.
+PATIENT = {
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_worker_register_timeout_seconds": "240",
+}
+
 
 class Node:
     """`ray start`, in a process that ends its node when it is ended."""
@@ -41,7 +48,7 @@ class Node:
         program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats"]
         light = ["--object-store-memory=80000000", "--include-log-monitor=false"]
         self._command, self._temporary = [*program, *light, *options], temporary
-        for _ in range(3):  # Ray gives its own processes half a minute, which a busy machine may not
+        for _ in range(3):  # so does the program itself, half a minute, which nothing changes
             self._start()
             if self.process.poll() is None:
                 return
@@ -50,19 +57,19 @@ class Node:
     def _start(self) -> None:
         self.log = self._temporary / f"node-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=os.environ | PATIENT)
         wait_for(lambda: "runtime started" in self.log.read_text() or self.process.poll() is not None)
 
     def lose(self) -> None:
         """Kill the node's daemon, as if the machine were gone."""
-        listed = subprocess.run(
-            ["ps", "-o", "pid=,comm=", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        (raylet,) = [line.split()[0] for line in listed.stdout.splitlines() if "raylet" in line]
-        os.kill(int(raylet), signal.SIGKILL)
+        os.kill(self.daemon, signal.SIGKILL)
+
+    @property
+    def daemon(self) -> int:
+        """Process number of the raylet, whose children are the workers."""
+        command = ["ps", "-o", "pid=,comm=", "--ppid", str(self.process.pid)]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return next(int(line.split()[0]) for line in listed.splitlines() if "raylet" in line)
 
     def end(self) -> None:
         self.process.terminate()
@@ -134,26 +141,38 @@ def test_a_lost_worker_is_made_good_and_a_failed_cell_stops_nobody(
 def test_a_lost_node_is_made_good_on_another(
     address: str, temporary: Path, folder: Path, tmp_path: Path
 ) -> None:
-    """Only the nodes that come and go have a GPU (they say so), so the cell can be nowhere else."""
-    (cell,), said = cells(7), []
+    """Two nodes have a GPU (they say so): the cell is on one of them, and then on the other."""
+    (cell,), lost = cells(7), []
     options = [f"--address={address}", "--num-cpus=1", "--num-gpus=1"]
-    lost, nodes = Node(temporary, *options), []
+    nodes = [Node(temporary, *options) for _ in range(2)]
 
-    def lose_it() -> None:
+    def lose_one() -> None:
         wait_for((cell_folder(folder, cell) / "ready").exists)
-        lost.lose()
-        nodes.append(Node(temporary, *options))
+        daemon = parent_of(starts(folder, cell)[0]["parent"])
+        lost.append(next(node for node in nodes if node.daemon == daemon))
+        lost[0].lose()
 
-    threading.Thread(target=lose_it, daemon=True).start()
-    launcher = RayLauncher(folder, said.append, address=address, gpus=1, command=write_cell_program(tmp_path))
+    threading.Thread(target=lose_one, daemon=True).start()
+    launcher = RayLauncher(
+        folder, lambda line: None, address=address, gpus=1, command=write_cell_program(tmp_path)
+    )
     try:
         assert launcher.run([cell]) == {}
+        assert len(lost) == 1
     finally:
-        for node in (lost, *nodes):
+        for node in nodes:
             node.end()
     first, second = starts(folder, cell)
     assert (first["resumed"], second["resumed"]) == (False, True)
     assert first["env"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def parent_of(pid: int) -> int | None:
+    """Of a process; None when it is gone."""
+    listed = subprocess.run(
+        ["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return int(listed.stdout) if listed.stdout.strip() else None
 
 
 def test_ctrl_c_stops_the_cells_where_they_can_be_resumed(address: str, folder: Path, tmp_path: Path) -> None:
