@@ -177,24 +177,27 @@ class SlurmLauncher:
     def _follow(self, jobs: dict[str, tuple[Cell, Any]]) -> None:
         while jobs and not self._stop.is_set():
             for name, (cell, job) in list(jobs.items()):
+                over = job.done()  # asked first: what ends after this is seen in the next round
+                reason = self._reason(job) if over else None
                 if state_of(cell_folder(self._folder, cell)) == "done":
                     del jobs[name]
                     self._say(f"{name}: done, {len(jobs)} of {self._total} cells to go")
-                elif job.done():
+                elif reason is not None:
                     del jobs[name]
-                    self._failed[name] = self._reason(job)
-                    self._say(f"{name}: failed: {self._failed[name]}")
+                    self._failed[name] = reason
+                    self._say(f"{name}: failed: {reason}")
             self._stop.wait(_POLL_SECONDS)
 
-    def _reason(self, job: Any) -> str:
-        """What the task returned, or how Slurm ended it."""
+    def _reason(self, job: Any) -> str | None:
+        """What the task returned, or how Slurm ended it; None where the cell is finished, seen from there."""
         where = job.paths.stderr
         if not job.paths.result_pickle.exists():
             return f"job {job.job_id} ended as {job.state}, see {where}"
         try:
-            return str(job.result())
+            returned = job.result()
         except RuntimeError:  # submitit's errors hold a traceback, which is in that file too
             return f"job {job.job_id} failed, see {where}"
+        return None if returned is None else str(returned)
 
 
 def _parameters(
