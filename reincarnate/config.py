@@ -273,7 +273,7 @@ def override(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         known = field_names()
         if name not in known:
             raise UserError(
-                f"no setting {name!r}{_nearest(name, known)}; `reincarnate run --help` tells more"
+                f"no setting {name!r}{_nearest(name, known)}; `reincarnate run --help` lists them"
             )
         target = nested[part] if part else nested
         target[leaf] = _parse(name, value, known[name])

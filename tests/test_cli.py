@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reincarnate.cli import main
+from reincarnate.config import field_names
 
 from loopback_hub import LoopbackHub, Repository
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
@@ -39,6 +41,17 @@ def refused(result: Result) -> str:
     assert len(lines) == 1, lines
     assert lines[0].startswith("reincarnate: ")
     return lines[0]
+
+
+def test_the_help_of_run_lists_every_setting() -> None:
+    text = invoke("run", "--help").output
+    listed = text[text.index("Settings for --set") :]
+    parts = {line.split(":")[0].strip(): line for line in listed.splitlines() if ": " in line}
+    for name in field_names():
+        part, _, leaf = name.rpartition(".")
+        if part:
+            assert part in parts
+            assert re.search(rf"\b{leaf}\b", listed), name
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
 from reincarnate.cli.group import main
+from reincarnate.config import field_names
 from reincarnate.errors import UserError
 
 #: ``run`` option -> dotted setting; a test holds them against the configuration's own fields.
@@ -30,7 +33,18 @@ RUN_OPTIONS: dict[str, str] = {
 }
 
 
-@main.command()
+def _settings_help() -> str:
+    """Every setting by name, a paragraph per part; click leaves what follows a ``\\b`` as it is."""
+    dotted = [name.partition(".") for name in field_names()]
+    parts = groupby((name for name in dotted if name[1]), key=lambda name: name[0])
+    lines = ["\b", "Settings for --set: network, teacher_seed, and as PART.NAME:"]
+    for part, names in parts:
+        text = f"{part}: " + ", ".join(leaf for _, _, leaf in names)
+        lines += textwrap.wrap(text, 76, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+@main.command(epilog=_settings_help())
 @click.option("--teacher", metavar="REF", help="Hub repo, file, folder, run directory or bundled/NAME.")
 @click.option("--student", metavar="NAME", help="See `reincarnate students list`.  [default: qdagger-dqn]")
 @click.option("--env", metavar="ID", help="Environment, where the teacher does not say or there is none.")
