@@ -18,6 +18,7 @@ class MuesliConfig:
 
     discount: float = 0.995  # second-hand
     trace_lambda: float = 0.95  # second-hand, for the paper's large setting; unknown for the small one
+    retrace_q: bool = True  # false: returns bootstrap from v, not from the model's q (figure 6a)
     retrace_policy: Literal["prior", "online"] = "prior"  # the paper does not name it
     value_target: Literal["returns", "clipped_rho"] = "returns"  # the paper does not say
     unroll_steps: int = 5  # K, confirmed
@@ -25,6 +26,9 @@ class MuesliConfig:
     advantage_decay: float = 0.99  # beta of the running second moment, second-hand
     advantage_eps: float = 1e-12  # second-hand
     normalise_advantage: bool = True
+    centre_advantage: bool = (
+        False  # minus its running mean; of CMPO minus its mean over actions. Not the paper's
+    )
     policy_gradient: bool = True  # false: the policy learns from one-step q-values alone (figure 6a)
     leave_one_out: bool = False  # beta-LOO correction of the clipped weights
     cmpo: bool = True  # false: plain policy gradient
@@ -98,13 +102,29 @@ _UPDATE: dict[str, Any] = {
     "online.learning_starts_agent_steps": 0,
 }
 _QUICK: dict[str, Any] = _UPDATE | {
-    "optimizer.batch_size": 16,
-    "optimizer.learning_rate": 1e-3,
     "muesli.discount": 0.99,
-    "muesli.sequence_length": 16,
-    "muesli.model_units": 128,
     "muesli.bins": 61,
     "muesli.support_limit": 30.0,
+}
+# Few updates: long returns and a young buffer keep the critic near the policy.
+_QUICK_SCRATCH: dict[str, Any] = _QUICK | {
+    "optimizer.batch_size": 4,
+    "optimizer.learning_rate": 5e-4,
+    "online.agent_steps": 150_000,
+    "online.replay_capacity_agent_steps": 5_000,
+    "muesli.sequence_length": 32,
+    "muesli.trace_lambda": 1.0,
+    "muesli.centre_advantage": True,
+    "muesli.model_units": 64,
+}
+# Few minutes on images: 128 frames an update, the model from some of them.
+_QUICK_QDAGGER: dict[str, Any] = _QUICK | {
+    "optimizer.batch_size": 8,
+    "optimizer.learning_rate": 5e-4,
+    "offline.updates": 600,
+    "online.agent_steps": 20_000,
+    "muesli.sequence_length": 16,
+    "muesli.model_units": 128,
     "muesli.num_roots": 5,
 }
 _DEFAULT: dict[str, Any] = _UPDATE | {"optimizer.batch_size": 32, "muesli.core_units": 256}
@@ -119,12 +139,12 @@ _PAPER: dict[str, Any] = _UPDATE | {
 }
 MUESLI_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "muesli": {
-        "quick": _QUICK | {"online.agent_steps": 150_000, "online.replay_capacity_agent_steps": 50_000},
+        "quick": _QUICK_SCRATCH,
         "default": _DEFAULT,
         "paper": _PAPER,
     },
     "qdagger-muesli": {
-        "quick": _QUICK | {"offline.updates": 1_000, "online.agent_steps": 20_000},
+        "quick": _QUICK_QDAGGER,
         "default": _DEFAULT | {"offline.updates": 50_000},
         "paper": _PAPER | {"online.agent_steps": 2_500_000, "offline.updates": 100_000},
     },

@@ -141,6 +141,29 @@ def test_both_advantages_are_divided_by_the_same_scale() -> None:
     torch.testing.assert_close(targets.advantage, (prior.q - prior.value[..., None]) / sigma)
 
 
+def test_centred_advantages_are_around_zero_and_the_scale_stays() -> None:
+    """By the running mean, which is the batch's own at the first update; for CMPO state by state."""
+    student, batch = learner(), random_batch()
+    _, plain, prior = losses_of(student, batch)
+    _, centred, _ = losses_of(student, batch, centre_advantage=True)
+    assert torch.equal(plain.sigma, centred.sigma)
+    valid = plain.valid
+    torch.testing.assert_close(centred.step_advantage[valid].mean(), torch.zeros(()), rtol=0, atol=1e-6)
+    differences = (plain.step_advantage - centred.step_advantage)[valid]
+    torch.testing.assert_close(differences, plain.step_advantage[valid].mean().expand_as(differences))
+    means = (prior.log_policy.exp() * centred.advantage).sum(dim=2)
+    torch.testing.assert_close(means, torch.zeros_like(means), rtol=0, atol=1e-5)
+    shift = plain.advantage - centred.advantage
+    torch.testing.assert_close(shift, shift[..., :1].expand_as(shift), rtol=0, atol=1e-5)
+
+
+def test_returns_can_bootstrap_from_v_instead_of_the_model() -> None:
+    student, batch = learner(trace_lambda=0.0, discount=0.9), random_batch()
+    _, targets, prior = losses_of(student, batch, retrace_q=False)
+    expected = batch.reward[:, :-1] + 0.9 * ~batch.terminal[:, :-1] * prior.value[:, 1:]
+    torch.testing.assert_close(targets.returns, expected)
+
+
 def test_what_the_ignored_rows_hold_changes_nothing() -> None:
     student, batch = learner(), random_batch(T=9)
     other = dataclasses.replace(batch, reward=torch.where(batch.executed, batch.reward, 1e3))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reincarnate.losses import (
     AdvantageMoment,
+    advantage_centre,
     advantage_scale,
     cmpo_log_policy,
     cmpo_loss,
@@ -333,7 +334,7 @@ def test_no_gradient_reaches_targets_advantages_or_weights() -> None:
 
 def test_the_moment_is_numpys_and_rlaxs() -> None:
     moment = AdvantageMoment.zero()
-    variance, product = 0.0, 1.0
+    variance, mean, product = 0.0, 0.0, 1.0
     with float64() as rlax:
         import jax.numpy as jnp
 
@@ -344,18 +345,22 @@ def test_the_moment_is_numpys_and_rlaxs() -> None:
             update_moment(moment, error, valid, 0.9)
             kept = error[valid].numpy()
             variance, product = 0.9 * variance + 0.1 * np.mean(kept**2), product * 0.9
+            mean = 0.9 * mean + 0.1 * np.mean(kept)
+            np.testing.assert_allclose(advantage_centre(moment), mean / (1 - product), rtol=1e-5, atol=1e-6)
             sigma = advantage_scale(moment, 1e-6)
             np.testing.assert_allclose(sigma, math.sqrt(variance / (1 - product) + 1e-6), rtol=1e-6)
             np.testing.assert_allclose(moment.value, variance, rtol=1e-12)
             _, state = update(jnp.asarray(kept), state)
             # rlax's variance subtracts the squared mean; its second moment does not
             np.testing.assert_allclose(sigma**2 - 1e-6, state.nu / (1 - state.decay_product), rtol=1e-5)
+            np.testing.assert_allclose(moment.mean, state.mu, rtol=1e-4, atol=1e-6)
     assert sigma.dtype == torch.float32
 
 
 def test_the_first_batch_counts_in_full_and_its_mean_is_not_subtracted() -> None:
     moment = AdvantageMoment.zero()
     assert advantage_scale(moment) == 1.0  # before any data
+    assert advantage_centre(moment) == 0.0
     update_moment(moment, torch.full((3, 2), 7.0), torch.ones(3, 2, dtype=torch.bool), 0.99)
     assert advantage_scale(moment).item() == pytest.approx(7.0)
 

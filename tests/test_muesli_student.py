@@ -277,14 +277,3 @@ def test_presets_of_muesli() -> None:
         override(paper, {"muesli.sequence_length": 1})
     with pytest.raises(UserError, match=r"did you mean 'muesli.cmpo_clip'"):
         override(paper, {"muesli.cmpo_clp": 1})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_cartpole_from_scratch(seed: int, cache: Path, tmp_path: Path) -> None:
-    """150,000 agent steps, sampled policy, 100 games."""
-    settings = {"env.id": "CartPole-v1", "evaluate.games": 100, "seed": seed, "system.device": "cpu"}
-    base = preset("quick", scratch=True, student="muesli")
-    config = override(base, settings | {"student": "muesli"})
-    result = Run.start(config, tmp_path / "run", quiet()).execute()
-    assert result["student"]["final_return"]["mean"] >= 450

@@ -1,6 +1,6 @@
 """Losses: pure functions, batched in, per example out."""
 
-from reincarnate.losses.advantage import AdvantageMoment, advantage_scale, update_moment
+from reincarnate.losses.advantage import AdvantageMoment, advantage_centre, advantage_scale, update_moment
 from reincarnate.losses.categorical import (
     Support,
     categorical_loss,
@@ -39,6 +39,7 @@ __all__ = [
     "Support",
     "UnrollTargets",
     "action_windows",
+    "advantage_centre",
     "advantage_scale",
     "categorical_loss",
     "categorical_mean",

@@ -53,10 +53,9 @@ class MuesliStudent:
         self.network_name: str = config.network if config.network != "auto" else default_network(spec.kind)
         trunk = _trunk_options(self.network_name, muesli.wide_trunk)
         core = {} if muesli.core_units is None else {"core": muesli.core_units}
-        normalise: dict[str, Any] = (
-            {"normalise": {"epsilon": 1e-8, "clip": 10.0}} if _normalises(self.network_name, muesli) else {}
-        )
-        self.network_options: Mapping[str, Any] = trunk | core | normalise
+        normalise = {"epsilon": 1e-8, "clip": 10.0} if _normalises(self.network_name, muesli) else None
+        statistics = {} if normalise is None else {"normalise": normalise}
+        self.network_options: Mapping[str, Any] = trunk | core | statistics
         self.batch_spec = BatchSpec(muesli.sequence_length, muesli.replay_fraction, extras(config, spec))
         network = build_muesli_network(
             self.network_name,
@@ -68,7 +67,7 @@ class MuesliStudent:
             model=muesli.model_units,
             bins=muesli.bins,
             trunk=trunk,
-            **normalise,
+            normalise=normalise,
         )
         if spec.kind == "atari":
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ from reincarnate.losses import (
     AdvantageMoment,
     Support,
     UnrollTargets,
+    advantage_centre,
     advantage_scale,
     categorical_mean,
     clipped_ratio,
@@ -102,8 +103,12 @@ def make_targets(
     sigma = advantage_scale(moment, settings.advantage_eps)
     if not settings.normalise_advantage:
         sigma = torch.ones_like(sigma)
-    advantage = (prior.q - prior.value.unsqueeze(2)) / sigma
     baseline = prior.q.gather(2, taken)[:, :-1, 0] if settings.leave_one_out else value
+    level = prior.value
+    if settings.centre_advantage:
+        baseline = baseline + advantage_centre(moment)
+        level = (prior.log_policy.exp() * prior.q).sum(dim=2)
+    advantage = (prior.q - level.unsqueeze(2)) / sigma
     mixed = mix_prior(
         prior.log_policy, batch.behaviour_log_policy, settings.prior_behaviour, settings.prior_uniform
     )
@@ -137,9 +142,14 @@ def _returns(
     log_pi: Tensor,
     log_mu: Tensor,
 ) -> Tensor:
-    """Retrace at rows 0..T-2, over the target network's q-values (Hessel et al. 2021, section 4.4)."""
-    expected = (policy.exp() * prior.q).sum(dim=2)
-    q = prior.q.gather(2, batch.action.unsqueeze(2))[..., 0]
+    """Retrace at rows 0..T-2, over the target network's q-values (Hessel et al. 2021, section 4.4).
+
+    Without the model's q, v stands for both V and q: V-trace's returns with an unclipped last step.
+    """
+    expected = q = prior.value
+    if settings.retrace_q:
+        expected = (policy.exp() * prior.q).sum(dim=2)
+        q = prior.q.gather(2, batch.action.unsqueeze(2))[..., 0]
     traces = trace_weights(log_pi, log_mu, batch.executed, settings.trace_lambda)
     discount = settings.discount * (~batch.terminal[:, :-1]).to(q.dtype)
     return retrace_returns(q[:, 1:-1], expected[:, 1:], batch.reward[:, :-1], discount, traces[:, 1:-1])
