@@ -50,6 +50,17 @@ def default_temperature(outputs: OutputKind) -> float:
     return 0.1 if outputs == "q_values" else 1.0
 
 
+def distillation_temperature(teacher: OutputKind, student: OutputKind) -> float:
+    """What pi_T = softmax(outputs / temperature) is taught at; lower for a student that samples.
+
+    A Q-value teacher plays greedily. Its softmax at 0.1 is a signal for other Q-values and not a policy to be
+    played: the bundled Breakout teacher, sampled so, lost a third of its return, at 0.03 nothing (8 games).
+    """
+    if (teacher, student) == ("q_values", "policy_logits"):
+        return 0.03
+    return default_temperature(teacher)
+
+
 def greedy_policy_log_prob(best: Tensor, action: Tensor, epsilon: Tensor | float, num_actions: int) -> Tensor:
     """Log-probability [N] of ``action`` [N] under epsilon-greedy with greedy action ``best`` [N]."""
     return torch.log((action == best) * (1.0 - epsilon) + epsilon / num_actions)

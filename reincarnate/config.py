@@ -99,7 +99,9 @@ class DistillConfig:
 
     coefficient: float = 3.0  # lambda_0
     student_temperature: float = 0.1
-    teacher_temperature: float | None = None  # None: 0.1 for Q-values, 1.0 for policy logits
+    teacher_temperature: float | None = (
+        None  # None: 0.1 for Q-values (0.03 to a student that samples), 1 for logits
+    )
     window_games: int = 20  # K, the games behind G_student
     stop_fraction: float = 0.6  # t0 as a fraction of the online phase; m is 0 from there on
 

@@ -12,6 +12,7 @@ from reincarnate.acting import (
     ActRule,
     act,
     default_temperature,
+    distillation_temperature,
     epsilon_greedy,
     greedy_policy_log_prob,
     parse_act_rule,
@@ -75,6 +76,19 @@ def test_a_recorded_rule_can_be_read_back(rule):
 def test_default_temperatures():
     assert default_temperature("q_values") == 0.1
     assert default_temperature("policy_logits") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student", "temperature"),
+    [
+        ("q_values", "q_values", 0.1),
+        ("q_values", "policy_logits", 0.03),
+        ("policy_logits", "q_values", 1.0),
+        ("policy_logits", "policy_logits", 1.0),
+    ],
+)
+def test_a_student_that_samples_is_taught_a_policy_that_can_be_sampled(teacher, student, temperature):
+    assert distillation_temperature(teacher, student) == temperature
 
 
 # ---------------------------------------------------------------- epsilon-greedy

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reincarnate import schedules
-from reincarnate.acting import behaviour_log_policy, default_temperature
+from reincarnate.acting import behaviour_log_policy, distillation_temperature
 from reincarnate.device import Step
 from reincarnate.phases.stage import Stage
 from reincarnate.replay import Feed, FreshRows, Replay, SequenceFeed, make_feed, sequences_stored
@@ -161,4 +161,4 @@ def _teacher_temperature(stage: Stage) -> float:
     chosen = stage.config.distill.teacher_temperature
     if chosen is not None or stage.teacher is None:
         return chosen or 1.0
-    return default_temperature(stage.teacher.spec.outputs)
+    return distillation_temperature(stage.teacher.spec.outputs, stage.student.outputs)
