@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,7 @@ from reincarnate.launching.work import (
 from reincarnate.phases import Stopped
 
 _POLL_SECONDS = 1.0
+_KNOCK_SECONDS = 10.0
 _NO_CLUSTER = "start one with `ray start --head`, or name it with --ray-address HOST:PORT"
 #: How often a cell is run again whose worker or node was lost.
 RETRIES = 5
@@ -192,13 +195,21 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     try:
+        _look_for(address or os.environ.get("RAY_ADDRESS", "auto"))
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster can be reached ({_in_a_line(error)}); {_NO_CLUSTER}") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _look_for(address: str) -> None:
+    """OSError where nothing listens: Ray itself goes on knocking at such a door for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def _in_a_line(error: Exception) -> str:
