@@ -83,6 +83,17 @@ def test_updates_and_agent_steps_keep_their_exact_ratio(finished: Path) -> None:
     assert online["updates"] == (online["agent_steps"] - 100) // 4
 
 
+def test_a_teacher_that_is_never_to_go_stays_to_the_last_step(cache: Path, tmp_path: Path) -> None:
+    config = small_config(
+        distill__stop_fraction=1.0, distill__window_games=1_000, offline__updates=10, online__agent_steps=301
+    )
+    result = Run.start(config, tmp_path / "run", quiet()).execute()
+    assert result["phases"]["online"]["agent_steps"] > 301  # the last vector step passes the end
+    assert result["distill"] == {"online_first": 1.0, "online_last": 1.0, "latched_at_agent_step": None}
+    rows = read(tmp_path / "run", "curves.json")["coefficient"]
+    assert {row["m"] for row in rows} == {1.0}
+
+
 def test_the_teacher_buffer_is_where_the_result_says(finished: Path, cache: Path) -> None:
     buffer = read(finished, "result.json")["buffers"]["teacher"]
     folder = (finished / buffer["path"]).resolve()

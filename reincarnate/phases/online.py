@@ -47,13 +47,14 @@ def make_coefficient(stage: Stage) -> DistillCoefficient | None:
     if not (stage.entry.method.distill and stage.teacher_return and stage.random_return):
         return None
     config, fraction = stage.config, stage.config.distill.stop_fraction
+    step = config.env.num_envs * stage.ranks.size  # agent steps of one vector step
     return DistillCoefficient(
         teacher_return=stage.teacher_return.mean,
         random_return=stage.random_return.mean,
         num_envs=config.env.num_envs * stage.ranks.size,
         window_games=config.distill.window_games,
-        # A fraction of 1 keeps the teacher to the very end, the last step's log included.
-        stop_agent_step=round(fraction * config.online.agent_steps) + (fraction == 1.0),
+        # A fraction of 1 keeps the teacher to the very end: the last vector step passes the number asked for.
+        stop_agent_step=round(fraction * config.online.agent_steps) + (step if fraction == 1.0 else 0),
     )
 
 
