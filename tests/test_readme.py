@@ -15,7 +15,7 @@ DOCS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.md"))
 COMMANDS = [
     line.split("#")[0].strip()
     for path in DOCS
-    for line in path.read_text().splitlines()
+    for line in path.read_text().replace("\\\n", " ").splitlines()  # a backslash continues a line
     if line.startswith("    reincarnate ") and "[" not in line
 ]
 
