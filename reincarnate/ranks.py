@@ -186,6 +186,7 @@ class Team(Ranks):
         self._counts: dict[str, int] = {}  # of meetings so far
         self._averaged = False
         self._stop_requested: Callable[[], bool] = lambda: False
+        self._runs = 0  # one after the other
         self._asked_at: float | None = None  # when this rank was first seen to have been asked to stop
         self._told, self._ask_again_at = False, 0.0
         self._votes = [False, False]
@@ -309,6 +310,10 @@ class Team(Ranks):
     def watch(self, stop_requested: Callable[[], bool]) -> None:
         """See :meth:`Ranks.watch`."""
         self._stop_requested = stop_requested
+        self._runs, self._told = (
+            self._runs + 1,
+            False,
+        )  # what the last run was told is over
 
     def told_to_stop(self) -> bool:
         """See :meth:`Ranks.told_to_stop`; asks the store every :data:`ASK_SECONDS`."""
@@ -316,13 +321,13 @@ class Team(Ranks):
         if not self._told and now >= self._ask_again_at:
             self._ask_again_at = now + ASK_SECONDS
             with _peers():
-                self._told = self._store.check([_STOP])
+                self._told = self._store.check([self._stop_key])
         return self._told
 
     def tell_stop(self) -> None:
         """See :meth:`Ranks.tell_stop`."""
         with _peers():
-            self._store.set(_STOP, "1")
+            self._store.set(self._stop_key, "1")
 
     def tell_failed(self) -> None:
         """Whoever waits patiently for this rank waits no more."""
@@ -334,6 +339,10 @@ class Team(Ranks):
         if not (failed and has_cuda()):
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+
+    @property
+    def _stop_key(self) -> str:
+        return f"{_STOP}{self._runs}"
 
     def _key(self, kind: str) -> str:
         self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -358,7 +367,7 @@ class Team(Ranks):
         now = time.monotonic()
         if self._asked_at is None:
             self._asked_at = now
-            self._store.set(_STOP, "1")
+            self._store.set(self._stop_key, "1")
         if now - self._asked_at > PATIENCE_SECONDS:
             raise PeerEnded(f"rank {self.rank} ends: another rank does not answer; resume the run")
 
