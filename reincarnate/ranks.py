@@ -310,10 +310,8 @@ class Team(Ranks):
     def watch(self, stop_requested: Callable[[], bool]) -> None:
         """See :meth:`Ranks.watch`."""
         self._stop_requested = stop_requested
-        self._runs, self._told = (
-            self._runs + 1,
-            False,
-        )  # what the last run was told is over
+        self._runs += 1
+        self._told = False  # what the run before was told is not meant for this one
 
     def told_to_stop(self) -> bool:
         """See :meth:`Ranks.told_to_stop`; asks the store every :data:`ASK_SECONDS`."""
