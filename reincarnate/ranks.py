@@ -311,7 +311,8 @@ class Team(Ranks):
         """See :meth:`Ranks.watch`."""
         self._stop_requested = stop_requested
         self._runs += 1
-        self._told = False  # what the run before was told is not meant for this one
+        # What was said, asked and voted in the run before is not meant for this one.
+        self._told, self._asked_at, self._votes = False, None, [False, False]
 
     def told_to_stop(self) -> bool:
         """See :meth:`Ranks.told_to_stop`; asks the store every :data:`ASK_SECONDS`."""
