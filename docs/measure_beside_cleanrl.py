@@ -96,10 +96,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         reincarnate.export_teacher("bundled/Breakout-dqn", "cleanrl", teacher)
         for number in range(args.rounds):
             theirs = cleanrl_rates(args, teacher, folder)
-            ours = bench("Breakout-v5", network="impala", seconds=args.seconds)
+            ours = bench("Breakout-v5", network="impala", num_envs=args.num_envs, seconds=args.seconds)
             rounds.append({"cleanrl": theirs, "reincarnate": ours})
             print(f"round {number + 1}/{args.rounds}: CleanRL {theirs}", file=sys.stderr)
-    return {"threads": args.threads, "rounds": rounds, "phases": _ratios(rounds)}
+    return {"threads": args.threads, "num_envs": args.num_envs, "rounds": rounds, "phases": _ratios(rounds)}
 
 
 def _ratios(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--cleanrl-python", default=sys.executable, help="interpreter for its script")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="per phase of `reincarnate bench`")
+    parser.add_argument("--num-envs", type=int, default=16, help="of this project; CleanRL's script has one")
     parser.add_argument(
         "--agent-steps", type=int, default=1_000, help="of CleanRL's collecting and online loops"
     )

@@ -159,6 +159,7 @@ def bench(
         "offline.evaluations": 0,
         "online.agent_steps": _ENDLESS,
         "online.evaluations": 0,
+        "online.agent_steps_per_update": 4,  # the field's; a preset's may be another
         "online.learning_starts_agent_steps": 4 * batch_size,
     }
     config = configuration.override(base, settings)
