@@ -7,8 +7,9 @@ pairs. A training game's point also keeps the lowest and highest return it stand
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,20 @@ class Series:
         self.points.append(point)
         if len(self.points) > self._max_points:
             self._halve()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the values, in their order."""
+        return list(self._merges)
+
+    def widen(self, name: str, merge: Merge) -> None:
+        """One value more in every point, missing so far."""
+        self._merges[name] = merge
+        self.points = [dataclasses.replace(point, values=(*point.values, None)) for point in self.points]
+
+    def value(self, point: Point, name: str) -> float | None:
+        """Of a point of this series; None where nothing was measured under that name."""
+        return point.values[self.names.index(name)] if name in self._merges else None
 
     def to_list(self) -> list[dict[str, Any]]:
         """JSON objects: the step, each value under its name, ``count``."""
@@ -132,6 +147,13 @@ def _losses() -> dict[str, Series]:
     return {phase: Series("step", merges) for phase in PHASES}
 
 
+def _widen(series: Series, names: Iterable[str]) -> None:
+    """By the losses that a learner has beyond those that all have."""
+    for name in names:
+        if name.endswith("_loss") and name not in series.names:
+            series.widen(name, _mean)
+
+
 @dataclass
 class Curves:
     """Everything that is drawn; grows while the run goes on."""
@@ -171,8 +193,10 @@ class Curves:
         self.coefficient.add(agent_step, m, g_student)
 
     def add_losses(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        """``td_loss`` and ``distill_loss`` of a learner; ``step`` in updates offline, agent steps online."""
-        self.losses[phase].add(step, metrics.get("td_loss"), metrics.get("distill_loss"))
+        """Every ``..._loss`` of a learner; ``step`` in updates offline, agent steps online."""
+        series = self.losses[phase]
+        _widen(series, metrics)
+        series.add(step, *(metrics.get(name) for name in series.names))
 
     def last_return(self, phase: str) -> Returns | None:
         """The last evaluation of a phase; None if there was none."""
@@ -209,7 +233,9 @@ class Curves:
         curves.games.extend(values["games"])
         curves.coefficient.extend(values["coefficient"])
         for phase, series in curves.losses.items():
-            series.extend([row for row in values["losses"] if row["phase"] == phase])
+            rows = [row for row in values["losses"] if row["phase"] == phase]
+            _widen(series, rows[0] if rows else ())
+            series.extend(rows)
         return curves
 
     def save(self, path: Path) -> None:

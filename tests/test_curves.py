@@ -30,6 +30,28 @@ def full_curves() -> Curves:
     return curves
 
 
+def test_every_loss_of_a_learner_is_kept_whenever_it_first_appears() -> None:
+    curves = Curves()
+    curves.add_losses("online", 8, {"value_loss": 2.0, "loss": 9.0, "sigma": 1.0})
+    curves.add_losses("online", 16, {"value_loss": 1.0, "reward_loss": 0.5, "distill_loss": 0.25})
+    again = Curves.from_dict(json.loads(json.dumps(curves.to_dict())))
+    assert again.to_dict() == curves.to_dict()
+    rows = curves.to_dict()["losses"]
+    assert rows[0] == {
+        "phase": "online",
+        "step": 8,
+        "td_loss": None,
+        "distill_loss": None,
+        "value_loss": 2.0,
+        "reward_loss": None,
+        "count": 1,
+    }
+    again.add_losses("online", 24, {"reward_loss": 0.75, "value_loss": 3.0})
+    series = again.losses["online"]
+    assert [series.value(point, "reward_loss") for point in series.points] == [None, 0.5, 0.75]
+    assert series.value(series.points[0], "cmpo_loss") is None
+
+
 def test_short_series_are_kept_as_they_are() -> None:
     series = small_series()
     for step in range(4):

@@ -29,6 +29,7 @@ _DPI = 150
 _TITLE_LONGEST = 84
 _GAMES_DRAWN_SINGLY = 300
 _EVALUATED, _GAMES = "student, evaluated", "student, training games"
+LOSS_LABELS = {"td_loss": "TD loss", "distill_loss": "distillation loss", "cmpo_loss": "CMPO loss"}
 _PART_TITLES = {"offline": "offline: on the teacher's data", "online": "online: playing itself"}
 _PART_LABELS = {"offline": "updates (offline)", "online": "agent steps (online)"}
 
@@ -74,26 +75,29 @@ def curves_figure(run: RunData) -> Figure:
 
 
 def losses_figure(run: RunData) -> Figure | None:
-    """Temporal-difference and distillation loss; None where nothing was learnt."""
-    names = [
-        (index, label)
-        for index, label in ((0, "TD loss"), (1, "distillation loss"))
-        if any(point.values[index] for series in run.curves.losses.values() for point in series.points)
-    ]
+    """Every term of the loss that was measured, a row each; None where nothing was learnt."""
+    names = _losses_of(run)
     parts = [part for part in parts_of(run) if run.curves.losses[part.phase].points]
     if not names or not parts:
         return None
     figure, rows = _grid(run, parts, [1.0] * len(names), 1.2 + 1.7 * len(names), 0.6)
-    for (index, label), row in zip(names, rows, strict=True):
-        row[0].set_ylabel(label)
+    for name, row in zip(names, rows, strict=True):
+        row[0].set_ylabel(LOSS_LABELS.get(name) or name.replace("_", " "))
         values: list[float] = []
         for part, axes in zip(parts, row, strict=True):
-            points = run.curves.losses[part.phase].points
-            losses = [_number(point.values[index]) for point in points]
-            axes.plot([point.step for point in points], losses, color=BLUE, lw=1.0)
+            series = run.curves.losses[part.phase]
+            losses = [_number(series.value(point, name)) for point in series.points]
+            axes.plot([point.step for point in series.points], losses, color=BLUE, lw=1.0)
             values += losses
         _scale(row[0], values)
     return figure
+
+
+def _losses_of(run: RunData) -> list[str]:
+    """Names of the losses that are anywhere not 0, in the order in which they were met."""
+    every = [series for series in run.curves.losses.values() if series.points]
+    found = dict.fromkeys(name for series in every for name in series.names)
+    return [name for name in found if any(each.value(point, name) for each in every for point in each.points)]
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
@@ -317,7 +321,8 @@ def _draw_m_row(run: RunData, parts: Sequence[Part], row: Sequence[Axes]) -> Non
 
 
 def _distilled_offline(run: RunData) -> bool:
-    return any(point.values[1] is not None for point in run.curves.losses["offline"].points)
+    series = run.curves.losses["offline"]
+    return any(series.value(point, "distill_loss") is not None for point in series.points)
 
 
 # ---------------------------------------------------------------- words
