@@ -106,16 +106,18 @@ _QUICK: dict[str, Any] = _UPDATE | {
     "muesli.bins": 61,
     "muesli.support_limit": 30.0,
 }
-# Few updates: long returns and a young buffer keep the critic near the policy.
+# Few updates: a heavy value loss and a young buffer keep the critic near the policy.
 _QUICK_SCRATCH: dict[str, Any] = _QUICK | {
     "optimizer.batch_size": 4,
     "optimizer.learning_rate": 5e-4,
     "online.agent_steps": 150_000,
     "online.replay_capacity_agent_steps": 5_000,
     "muesli.sequence_length": 32,
-    "muesli.trace_lambda": 1.0,
+    "muesli.policy_weight": 1.0,
+    "muesli.value_weight": 16.0,
     "muesli.centre_advantage": True,
     "muesli.model_units": 64,
+    "muesli.num_roots": 8,
 }
 # Few minutes on images: 128 frames an update, the model from some of them.
 _QUICK_QDAGGER: dict[str, Any] = _QUICK | {
