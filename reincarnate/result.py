@@ -81,6 +81,20 @@ def build(
     }
 
 
+def final_metrics(document: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a finished run's document by which runs are compared; those that it has."""
+    student = document["student"]
+    metrics = {
+        "final_return": student["final_return"] and student["final_return"]["mean"],
+        "offline_return": student["offline_return"] and student["offline_return"]["mean"],
+        "teacher_normalized_final": student["teacher_normalized"]["final"],
+        "teacher_normalized_offline": student["teacher_normalized"]["offline"],
+        "teacher_return": document["teacher"] and document["teacher"]["return"]["mean"],
+        "random_return": document["random"]["mean"],
+    }
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
 def _teacher(stage: Stage) -> dict[str, Any] | None:
     teacher = stage.teacher
     if teacher is None:

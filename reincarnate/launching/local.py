@@ -17,6 +17,7 @@ from reincarnate.device import visible_gpus
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import Cell, cell_folder, state_of
 from reincarnate.launching.work import (
+    STOP_SIGNALS,
     THREAD_VARIABLES,
     arguments_of,
     in_use,
@@ -24,10 +25,10 @@ from reincarnate.launching.work import (
     make_folders,
     must_wait,
     reason_of,
-    stopping_on_signals,
     unfinished,
 )
 from reincarnate.phases import Stopped
+from reincarnate.signals import stopping_on_signals
 
 _POLL_SECONDS = 0.2
 
@@ -74,7 +75,7 @@ class LocalLauncher:
         make_folders(self._folder)
         self._total = len(cells)
         self._waiting = unfinished(self._folder, cells, self._say)
-        with stopping_on_signals(self._stop, self._signal_children):
+        with stopping_on_signals(self._stop, self._signal_children, STOP_SIGNALS):
             while (self._waiting or self._running) and not self._stop.is_set():
                 self._step()
             self._end_children()

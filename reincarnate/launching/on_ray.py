@@ -21,17 +21,19 @@ from typing import Any
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import Cell
 from reincarnate.launching.work import (
+    STOP_SIGNALS,
     Ended,
     InterruptedCellError,
     Work,
+    last_line,
     limits_of,
     make_folders,
     must_wait,
     run_cell,
-    stopping_on_signals,
     unfinished,
 )
 from reincarnate.phases import Stopped
+from reincarnate.signals import stopping_on_signals
 
 _POLL_SECONDS = 1.0
 _KNOCK_SECONDS = 10.0
@@ -89,7 +91,8 @@ class RayLauncher:
         """
         make_folders(self._folder)
         waiting = unfinished(self._folder, cells, self._say)
-        with _connected(self._ray, self._address), stopping_on_signals(self._stop, self._cancel):
+        asked = stopping_on_signals(self._stop, self._cancel, STOP_SIGNALS)
+        with _connected(self._ray, self._address), asked:
             task = self._task()
             while (waiting or self._running) and not self._stop.is_set():
                 for cell in self._startable(waiting):
@@ -128,7 +131,7 @@ class RayLauncher:
             ended: Ended = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", error)  # what was raised there
-            return Ended(_in_a_line(cause), "the cluster", False)
+            return Ended(last_line(cause), "the cluster", False)
         return ended
 
     def _tell(self, cell: Cell, ended: Ended, minutes: float, left: int) -> None:
@@ -198,7 +201,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         _look_for(address or os.environ.get("RAY_ADDRESS", "auto"))
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"no Ray cluster can be reached ({_in_a_line(error)}); {_NO_CLUSTER}") from None
+        raise UserError(f"no Ray cluster can be reached ({last_line(error)}); {_NO_CLUSTER}") from None
     try:
         yield
     finally:
@@ -210,9 +213,3 @@ def _look_for(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
-
-
-def _in_a_line(error: Exception) -> str:
-    """The last line of an error, which may hold the traceback of another machine."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]

@@ -19,14 +19,16 @@ from reincarnate import files
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import Cell, cell_folder, state_of
 from reincarnate.launching.work import (
+    STOP_SIGNALS,
     CellProcess,
     InterruptedCellError,
     Work,
+    last_line,
     limits_of,
     make_folders,
-    stopping_on_signals,
     unfinished,
 )
+from reincarnate.signals import stopping_on_signals
 
 #: Of a task, in minutes, where --slurm time=... does not say; a cell that meets it is queued again.
 TIME_MINUTES = 240
@@ -118,7 +120,7 @@ class SlurmLauncher:
         if not self._wait:
             self._say(f"not waiting; look with squeue, and go on with --resume {self._folder}")
             return {}
-        with stopping_on_signals(self._stop):
+        with stopping_on_signals(self._stop, names=STOP_SIGNALS):
             self._follow({cell.name: (cell, jobs[cell.name]) for cell in waiting})
         if self._stop.is_set():
             self._say(f"the jobs go on without this process; come back with --resume {self._folder}")
@@ -136,7 +138,7 @@ class SlurmLauncher:
             executor.update_parameters(**self._parameters)
             jobs = executor.submit_array(work)
         except (RuntimeError, OSError) as error:
-            raise UserError(f"Slurm refused the job: {_last_line(error)}") from None
+            raise UserError(f"Slurm refused the job: {last_line(error)}") from None
         found = {cell.name: job for cell, job in zip(cells, jobs, strict=True)}
         self._remember({name: job.job_id for name, job in found.items()})
         number = jobs[0].job_id.partition("_")[0]
@@ -232,8 +234,3 @@ def _submitit() -> Any:
         return importlib.import_module("submitit")
     except ImportError:
         raise UserError("--launcher slurm needs submitit: pip install 'reincarnate[slurm]'") from None
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]

@@ -8,12 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -24,7 +22,8 @@ from reincarnate.launching.cell import GRID_FILE, Cell, cell_folder, state_of
 EXIT_USER_ERROR, EXIT_STOPPED = 2, 130
 #: What numeric libraries read to know how many threads to start; the last is read by ``envs/pool.py``.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "REINCARNATE_CORES")
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+#: What asks a launcher to stop; the last when its terminal is closed.
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _POLL_SECONDS = 0.5
 #: Linux asks the cell to stop when the process that started it is gone, so that no cell works on without
 #: anybody who counts it; exec keeps that wish. Without it a cell left alone is waited for.
@@ -200,27 +199,12 @@ def reason_of(log: Path, code: int) -> str:
     return said if code == EXIT_USER_ERROR else f"exit code {code}: {said} (see {log})"
 
 
+def last_line(error: Exception) -> str:
+    """Of an error that may hold another program's whole output, or the traceback of another machine."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
 def limits_of(cores: int) -> dict[str, str]:
     """Environment variables for a process that has so many cores to itself."""
     return dict.fromkeys(THREAD_VARIABLES, str(cores))
-
-
-@contextlib.contextmanager
-def stopping_on_signals(stop: threading.Event, again: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP set ``stop``; each further one calls ``again``."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def request(number: int, frame: Any) -> None:
-        if stop.is_set():
-            again()
-        stop.set()
-
-    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-    previous = {number: signal.signal(number, request) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

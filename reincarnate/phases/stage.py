@@ -64,6 +64,11 @@ class Stage:
         """Whether G_T, G_random and D_T are those of every run with this ``teacher_seed``."""
         return self.config.teacher_seed is not None
 
+    def set_returns(self, teacher: Returns | None = None, random: Returns | None = None) -> None:
+        """What the teacher's and random play's games came to, here and in the curves; None: as before."""
+        self.teacher_return = self.curves.teacher = teacher or self.teacher_return
+        self.random_return = self.curves.random = random or self.random_return
+
     def safe_point(self) -> None:
         """Between two steps of a phase: checkpoint when due; raise :class:`Stopped` when asked to stop."""
         stop = self.stop_requested()
