@@ -9,7 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reincarnate.launching.cell import Cell, cell_folder
+from click.testing import CliRunner
+
+from reincarnate.cli import main
+from reincarnate.launching.cell import GRID_FILE, Cell, cell_folder
+
+from small_runs import SMALL, TEACHER, cli_options, read
 
 #: `reincarnate run`: the seed says what it does. 2 fails at first; 7 works until it is stopped, and ends when
 #: it is resumed; all others are finished at once.
@@ -124,6 +129,27 @@ def wait_for(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def comparison_folder(root: Path) -> Path:
+    """The folder of a comparison that has no cell yet."""
+    folder = root / "out"
+    folder.mkdir()
+    (folder / GRID_FILE).write_text("{}")
+    return folder
+
+
+def check_compare_command(out: Path, *launcher: str) -> None:
+    """``compare`` itself: two cells, each a real run, are done and share the part of their teacher."""
+    small = SMALL | {"online.agent_steps": 300}
+    options = ["--teacher", TEACHER, "--seeds", "2", "--preset", "quick", *cli_options(small)]
+    result = CliRunner().invoke(main, ["compare", *options, *launcher, "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert [cell["status"] for cell in document["cells"]] == ["done", "done"]
+    one, two = (read(out / cell["run"], "result.json") for cell in document["cells"])
+    assert one["teacher"]["return"] == two["teacher"]["return"]
+    assert two["phases"]["collect"]["reused"]
 
 
 def write_cell_program(folder: Path) -> tuple[str, ...]:

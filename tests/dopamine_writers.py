@@ -5,6 +5,7 @@ All but Iqn return action-values [A]. Names of layers are flax's own automatic o
 
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.core import frozen_dict
 
+from reincarnate.teachers.formats import Checkpoint, Hints, detect_and_read
+
+IMAGE = np.zeros((84, 84, 4), np.uint8)
 INIT = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
 
@@ -188,3 +193,37 @@ def play(module: nn.Module, params: Any, obs: Any, *inputs: Any) -> Any:
         return module.apply(params, each, *inputs)
 
     return np.asarray(jax.jit(jax.vmap(one))(jnp.asarray(np.moveaxis(obs, 1, -1) if obs.ndim == 4 else obs)))
+
+
+def read(path: Path, data: Any, hints: Hints | None = None) -> Checkpoint:
+    """What is read of ``data``, pickled."""
+    return detect_and_read(save(path, data), hints)
+
+
+@functools.cache
+def bundle_of(outputs: int) -> dict[str, Any]:
+    """A small network's bundle with numpy arrays, for what needs no JAX; not to be changed."""
+    rng = np.random.default_rng(0)
+    shapes = {"Conv_0": (8, 8, 4, 32), "Conv_1": (4, 4, 32, 64), "Conv_2": (3, 3, 64, 64)}
+    shapes |= {"Dense_0": (7744, 4), "Dense_1": (4, outputs)}
+    params = {
+        name: {"kernel": rng.normal(size=shape).astype(np.float32), "bias": np.zeros(shape[-1], np.float32)}
+        for name, shape in shapes.items()
+    }
+    return {"state": IMAGE, "training_steps": 1, "online_params": {"params": params}}
+
+
+class FrozenDict:
+    """flax's FrozenDict as of early 2021: slots, and no rule of its own for pickling."""
+
+    __slots__ = ("_dict", "_hash")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._dict, self._hash = values, None
+
+
+def slotted(patch: Any, params: dict[str, Any]) -> Any:
+    """As such a one."""
+    patch.setattr(FrozenDict, "__module__", frozen_dict.__name__)
+    patch.setattr(frozen_dict, "FrozenDict", FrozenDict)
+    return FrozenDict(params)

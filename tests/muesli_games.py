@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from random_tensors import generator
 from torch import Tensor
 
 from reincarnate.acting import ActRule
@@ -12,10 +13,6 @@ from reincarnate.students.muesli import Muesli, MuesliConfig, SequenceBatch
 
 SUPPORT = Support(limit=5.0, bins=21)
 ACTIONS, FEATURES = 3, 4
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def learner(

@@ -14,12 +14,11 @@ import torch
 
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped, evaluation
-from reincarnate.phases.stage import Stage
 from reincarnate.ranks import PeerEnded, Ranks, connect, digest
 from reincarnate.runner import Run
 from reincarnate.types import Batch
 
-from small_runs import quiet, small_config
+from small_runs import quiet, small_config, stopping
 
 
 def part(batch: Batch, rows: slice) -> Batch:
@@ -72,20 +71,6 @@ def meetings(ranks: Ranks, folder: Path) -> None:
     torch.save(found, folder / f"meetings-{rank}.pt")
 
 
-def stopping(point: int, rank: int) -> Any:
-    """Ask ``rank`` to stop at its ``point``-th safe point."""
-    original, seen = Stage.safe_point, 0
-
-    def safe_point(stage: Stage) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == point and stage.ranks.rank == rank:
-            stage.stop_requested = lambda: True
-        original(stage)
-
-    return mock.patch.object(Stage, "safe_point", safe_point)
-
-
 def stopped(run: Run) -> None:
     try:
         run.execute()
@@ -111,27 +96,27 @@ def whole_run(ranks: Ranks, folder: Path) -> None:
         stopped(run)
     again = Run.resume(folder / "online", quiet(), ranks)
     compared = {"equal": equal(run, again), "seed": run.stage.sampler.generator.initial_seed()}
-    compared["held"] = run._student_data.agent_steps if run._student_data else 0
+    compared["held"] = run.record.student_data.agent_steps if run.record.student_data else 0
     compared["frames"] = drawn(run).obs
-    compared["stopped at"] = run._online.agent_steps
+    compared["stopped at"] = run.record.online.agent_steps
     again.execute()
-    compared["m"] = again._coefficient.state_dict() if again._coefficient else None
+    compared["m"] = again.record.coefficient.state_dict() if again.record.coefficient else None
     torch.save(compared, folder / f"online-{ranks.rank}.pt")
 
 
 def drawn(run: Run) -> Batch:
-    assert run._student_data is not None
-    return run._student_data.sample(64, torch.Generator().manual_seed(0))
+    assert run.record.student_data is not None
+    return run.record.student_data.sample(64, torch.Generator().manual_seed(0))
 
 
 def equal(old: Run, new: Run) -> dict[str, bool]:
     """What a resumed run has of the one that was stopped."""
     weights = zip(old.stage.student.network.parameters(), new.stage.student.network.parameters(), strict=True)
+    counters = [replace(run.record.online, seconds=0.0) for run in (old, new)]  # those are of rank 0's clock
+    m, again = old.record.coefficient, new.record.coefficient
     return {
-        "counters": replace(old._online, seconds=0.0) == replace(new._online, seconds=0.0),  # rank 0's clock
-        "window": old._coefficient is not None
-        and new._coefficient is not None
-        and old._coefficient.state_dict() == new._coefficient.state_dict(),
+        "counters": counters[0] == counters[1],
+        "window": m is not None and again is not None and m.state_dict() == again.state_dict(),
         "weights": all(torch.equal(a, b) for a, b in weights),
         "actions": torch.equal(old.stage.generator.get_state(), new.stage.generator.get_state()),
         "batches": torch.equal(old.stage.sampler.get_state(), new.stage.sampler.get_state()),
@@ -146,7 +131,7 @@ def stopped_evaluation(ranks: Ranks, folder: Path) -> None:
         run._stop.set()
     stopped(run)
     torch.save(run.stage.teacher_return, folder / f"evaluation-{ranks.rank}.pt")
-    torch.save(run._finished, folder / f"finished-{ranks.rank}.pt")
+    torch.save(run.record.finished, folder / f"finished-{ranks.rank}.pt")
 
 
 def failing(ranks: Ranks, folder: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from reincarnate.config import RunConfig, override, preset
+from reincarnate.phases.stage import Stage
 from reincarnate.progress import Progress
 
 TEACHER = "bundled/CartPole-dqn"
@@ -41,6 +44,22 @@ def small_config(teacher: str | None = TEACHER, student: str = "qdagger-dqn", **
 
 def quiet() -> Progress:
     return Progress(stream=io.StringIO())
+
+
+@contextlib.contextmanager
+def stopping(point: int, rank: int = 0) -> Iterator[None]:
+    """Inside, a run is asked to stop at its ``point``-th safe point, as by Ctrl-C; of several, ``rank``."""
+    original, seen = Stage.safe_point, 0
+
+    def safe_point(stage: Stage) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == point and stage.ranks.rank == rank:
+            stage.stop_requested = lambda: True
+        original(stage)
+
+    with mock.patch.object(Stage, "safe_point", safe_point):
+        yield
 
 
 def read(folder: Path, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from random_tensors import generator
 
 from reincarnate.config import RunConfig, override, preset
 from reincarnate.losses import log_policy
@@ -15,10 +16,6 @@ SPECS = {"vector": VECTOR, "atari": ATARI}
 #: Students of transitions; those of sequences have test_muesli_student.py.
 STUDENTS = sorted(name for name in registry() if not name.endswith("muesli"))
 cases = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in STUDENTS for kind in SPECS])
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def config(**settings) -> RunConfig:

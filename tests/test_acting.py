@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_tensors import generator
 from scipy import stats
 
 from reincarnate.acting import (
@@ -23,10 +24,6 @@ from reincarnate.errors import UserError
 OUTPUTS = torch.tensor([0.3, -1.0, 2.0, 0.9])
 DRAWS = 20_000
 EPSILONS = st.floats(0.0, 1.0)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def many(outputs=OUTPUTS):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_tensors import normal
 
 from reincarnate.losses import (
     Support,
@@ -22,10 +23,6 @@ from rlax_oracle import float64
 SUPPORT = Support()
 SMALL = Support(limit=3.0, bins=7)
 values = st.floats(-5e4, 5e4)
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def tensor(*numbers: float) -> torch.Tensor:

@@ -5,7 +5,6 @@ Ray is 240 MB, so `make test` does not install it: `pip install -c constraints.t
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,16 +18,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cell_programs import cells, starts, wait_for, write_cell_program
-from click.testing import CliRunner
+from cell_programs import (
+    cells,
+    check_compare_command,
+    comparison_folder,
+    starts,
+    wait_for,
+    write_cell_program,
+)
 
-from reincarnate.cli import main
 from reincarnate.errors import UserError
-from reincarnate.launching.cell import GRID_FILE, cell_folder, state_of
+from reincarnate.launching.cell import cell_folder, state_of
 from reincarnate.launching.on_ray import RayLauncher
 from reincarnate.phases import Stopped
-
-from small_runs import SMALL, TEACHER, cli_options, read
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -98,11 +100,7 @@ def address(temporary: Path) -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a comparison."""
-    where = tmp_path / "out"
-    where.mkdir()
-    (where / GRID_FILE).write_text("{}")
-    return where
+    return comparison_folder(tmp_path)
 
 
 def test_a_lost_worker_is_made_good_and_a_failed_cell_stops_nobody(
@@ -206,14 +204,4 @@ def test_the_command_gives_finished_cells(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    small = SMALL | {"online.agent_steps": 300}
-    options = ["--teacher", TEACHER, "--seeds", "2", "--preset", "quick", *cli_options(small)]
-    where = ["--launcher", "ray", "--ray-address", address, "--out", str(out), "--json"]
-    result = CliRunner().invoke(main, ["compare", *options, *where])
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert [cell["status"] for cell in document["cells"]] == ["done", "done"]
-    one, two = (read(out / cell["run"], "result.json") for cell in document["cells"])
-    assert one["teacher"]["return"] == two["teacher"]["return"]
-    assert two["phases"]["collect"]["reused"]
+    check_compare_command(tmp_path / "out", "--launcher", "ray", "--ray-address", address)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from pathlib import Path
 
 import pytest
-from cell_programs import cells, starts, wait_for, write_cell_program, write_slurm
-from click.testing import CliRunner
+from cell_programs import (
+    cells,
+    check_compare_command,
+    comparison_folder,
+    starts,
+    wait_for,
+    write_cell_program,
+    write_slurm,
+)
 
-from reincarnate.cli import main
 from reincarnate.comparison import Launch
 from reincarnate.errors import UserError
-from reincarnate.launching.cell import GRID_FILE, cell_folder, state_of
+from reincarnate.launching.cell import cell_folder, state_of
 from reincarnate.launching.on_slurm import SlurmLauncher, _minutes
-
-from small_runs import SMALL, TEACHER, cli_options, read
 
 submitit = pytest.importorskip("submitit")
 
@@ -36,11 +39,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a comparison."""
-    where = tmp_path / "out"
-    where.mkdir()
-    (where / GRID_FILE).write_text("{}")
-    return where
+    return comparison_folder(tmp_path)
 
 
 def test_an_array_runs_every_cell_and_tells_the_failed_ones(
@@ -162,15 +161,6 @@ def test_the_command_gives_finished_cells(
 ) -> None:
     """The real thing but for Slurm: two cells, each `reincarnate run` in a task of the array."""
     monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    small = SMALL | {"online.agent_steps": 300}
-    options = ["--teacher", TEACHER, "--seeds", "2", "--preset", "quick", *cli_options(small)]
-    where = ["--launcher", "slurm", "--jobs", "1", "--cpus-per-cell", "1", "--out", str(out), "--json"]
-    result = CliRunner().invoke(main, ["compare", *options, *where])
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert [cell["status"] for cell in document["cells"]] == ["done", "done"]
+    where = ["--launcher", "slurm", "--jobs", "1", "--cpus-per-cell", "1"]
+    check_compare_command(tmp_path / "out", *where)
     assert "#SBATCH --array=0-1%1" in (slurm / "job-1000" / "script.sh").read_text()
-    one, two = (read(out / cell["run"], "result.json") for cell in document["cells"])
-    assert one["teacher"]["return"] == two["teacher"]["return"]
-    assert two["phases"]["collect"]["reused"]

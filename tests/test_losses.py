@@ -6,13 +6,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_tensors import normal
 from scipy import special, stats
 
 from reincarnate.losses import kl, log_policy, q_targets, td_loss
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_targets_by_hand() -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from random_tensors import generator
 
 from reincarnate.device import autocast
 from reincarnate.errors import UserError
@@ -23,10 +24,6 @@ CPU = torch.device("cpu")
 SUPPORT = Support(limit=10.0, bins=21)
 IMAGE, VECTOR = (3, 20, 24), (5,)
 A = 4
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def build(kind: str = "vector", core: int | None = 9, seed: int = 0, **options) -> MuesliNetwork:

@@ -16,7 +16,6 @@ from reincarnate.config import RunConfig, override, preset
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped
 from reincarnate.phases.learner import total_updates
-from reincarnate.phases.stage import Stage
 from reincarnate.replay import draw_sequences
 from reincarnate.runner import Run
 from reincarnate.students.muesli import Muesli
@@ -25,7 +24,7 @@ from reincarnate.teachers.collect import watching
 from reincarnate.types import EnvSpec, EnvStep
 
 from muesli_games import random_batch
-from small_runs import quiet, read, small_config
+from small_runs import quiet, read, small_config, stopping
 
 CPU = torch.device("cpu")
 VECTOR = EnvSpec("Chain-v0", "vector", 3, (4,))
@@ -79,7 +78,7 @@ def test_all_phases_run_and_every_fresh_row_is_used_once(finished: Run) -> None:
     assert result["student"]["name"] == "qdagger-muesli"
     assert result["student"]["act"] == "sample"
     assert result["phases"]["offline"]["updates"] == UPDATES
-    state, data = finished._online, finished._student_data
+    state, data = finished.record.online, finished.record.student_data
     assert data is not None
     assert state.fresh_rows is not None
     used = sum(state.fresh_rows) // (LENGTH - 1)  # nothing was overwritten
@@ -93,7 +92,7 @@ def test_all_phases_run_and_every_fresh_row_is_used_once(finished: Run) -> None:
 def test_the_learning_rate_falls_to_its_end_over_both_phases(finished: Run, rates: list[float]) -> None:
     total = total_updates(finished.stage)
     high = finished.config.optimizer.learning_rate
-    assert len(rates) == UPDATES + finished._online.updates
+    assert len(rates) == UPDATES + finished.record.online.updates
     expected = [high * max(0.0, 1 - i / total) for i in range(len(rates))]
     assert rates == pytest.approx(expected, rel=1e-5, abs=1e-9)
     assert rates[-1] < 0.1 * high
@@ -145,30 +144,17 @@ def _step(start: np.ndarray) -> EnvStep:
     return EnvStep(np.arange(len(start)), blank, blank, blank, off, off, off, start, start)
 
 
-def test_a_stopped_run_goes_on_where_it_was(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, seen = tmp_path / "run", 0
-    original = Stage.safe_point
-
-    def safe_point(stage: Stage) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == UPDATES + 50:
-            monkeypatch.setattr(stage, "stop_requested", lambda: True)
-        original(stage)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Stage, "safe_point", safe_point)
-        run = Run.start(small_config(**SMALL), folder, quiet())
-        with pytest.raises(Stopped):
-            run.execute()
+def test_a_stopped_run_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = Run.start(small_config(**SMALL), folder, quiet())
+    with stopping(UPDATES + 50), pytest.raises(Stopped):
+        run.execute()
     resumed = Run.resume(folder, quiet())
-    before, after = run._student_data, resumed._student_data
+    before, after = run.record.student_data, resumed.record.student_data
     assert before is not None
     assert after is not None
-    assert resumed._online == run._online
-    assert run._online.updates > 0
+    assert resumed.record.online == run.record.online
+    assert run.record.online.updates > 0
     begin = draw_sequences(before, 16, LENGTH, torch.Generator().manual_seed(0))
     again = draw_sequences(after, 16, LENGTH, torch.Generator().manual_seed(0))
     assert torch.equal(begin, again)
@@ -179,7 +165,7 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert old.state.abs().sum() > 0  # the actor's memory, not a blank
     _equal_trees(run.stage.student.state_dict(), resumed.stage.student.state_dict())
     assert resumed.execute()["status"] == "done"
-    assert resumed._online.agent_steps >= STEPS
+    assert resumed.record.online.agent_steps >= STEPS
 
 
 def _equal_trees(old, new) -> None:

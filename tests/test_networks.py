@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
+from random_tensors import generator
 from torch import nn
 
 from reincarnate.device import autocast
@@ -17,10 +18,6 @@ from reincarnate.networks.impala import pool
 
 CPU = torch.device("cpu")
 SHAPES = {"nature": (4, 84, 84), "impala": (4, 84, 84), "mlp": (4,), "iqn": (4, 84, 84)}
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def pixels(*shape: int) -> torch.Tensor:

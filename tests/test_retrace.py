@@ -5,14 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_tensors import normal
 
 from reincarnate.losses import clipped_ratio, retrace_returns, trace_weights
 
 from rlax_oracle import batched, float64
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -13,7 +13,7 @@ from reincarnate.phases.stage import Stage
 from reincarnate.runner import Run
 
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
-from small_runs import TEACHER, quiet, read, scalar_steps, small_config
+from small_runs import TEACHER, quiet, read, scalar_steps, small_config, stopping
 
 
 @pytest.fixture(scope="module")
@@ -168,31 +168,12 @@ def test_another_seed_gives_another_student(finished: Path, cache: Path, tmp_pat
 # ---------------------------------------------------------------- stop and resume
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, point: int) -> None:
-    """Ask the run to stop at its ``point``-th safe point, as Ctrl-C does."""
-    seen = 0
-    original = Stage.safe_point
-
-    def safe_point(stage: Stage) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == point:
-            monkeypatch.setattr(stage, "stop_requested", lambda: True)
-        original(stage)
-
-    monkeypatch.setattr(Stage, "safe_point", safe_point)
-
-
 # The first update; in the middle of the offline phase; the first and a middle step of the online phase.
 @pytest.mark.parametrize("point", [1, 77, 121, 200])
-def test_a_stopped_run_goes_on_where_it_was(
-    finished: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
-) -> None:
+def test_a_stopped_run_goes_on_where_it_was(finished: Path, cache: Path, tmp_path: Path, point: int) -> None:
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_at(patch, point)
-        with pytest.raises(Stopped):
-            Run.start(small_config(), folder, quiet()).execute()
+    with stopping(point), pytest.raises(Stopped):
+        Run.start(small_config(), folder, quiet()).execute()
     assert read(folder, "result.json")["status"] == "stopped"
     stopped = read(folder, "checkpoint/state.json")["state"]
     result = Run.resume(folder, quiet()).execute()
@@ -217,27 +198,23 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert (folder / name).read_bytes() == (finished / name).read_bytes()
 
 
-def test_resume_restores_buffer_window_and_counters(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_restores_buffer_window_and_counters(cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 240)
-        run = Run.start(small_config(), folder, quiet())
-        with pytest.raises(Stopped):
-            run.execute()
+    run = Run.start(small_config(), folder, quiet())
+    with stopping(240), pytest.raises(Stopped):
+        run.execute()
     resumed = Run.resume(folder, quiet())
-    before, after = run._student_data, resumed._student_data
+    before, after = run.record.student_data, resumed.record.student_data
     assert before is not None
     assert after is not None
     assert after.agent_steps == before.agent_steps > 0
     generator = torch.Generator().manual_seed(0)
     drawn = before.sample(64, generator), after.sample(64, torch.Generator().manual_seed(0))
     assert all(torch.equal(getattr(drawn[0], name), getattr(drawn[1], name)) for name in ("obs", "reward"))
-    assert run._coefficient is not None
-    assert resumed._coefficient is not None
-    assert resumed._coefficient.state_dict() == run._coefficient.state_dict()
-    assert resumed._online == run._online
+    assert run.record.coefficient is not None
+    assert resumed.record.coefficient is not None
+    assert resumed.record.coefficient.state_dict() == run.record.coefficient.state_dict()
+    assert resumed.record.online == run.record.online
     assert torch.equal(run.stage.generator.get_state(), resumed.stage.generator.get_state())
     old, new = run.stage.student.state_dict(), resumed.stage.student.state_dict()
     assert same(old["network"], new["network"])

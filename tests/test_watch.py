@@ -1,242 +1,38 @@
-"""Videos, read back: what was written is what was played, frame for frame, pixel for pixel."""
+"""Who is watched: several side by side, the games and scores of an evaluation, runs, and mistakes."""
 
 from __future__ import annotations
 
 import io
 import json
-import warnings
-from fractions import Fraction
 from pathlib import Path
 
-import av
-import cv2
-import envpool
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
+from painted_games import (
+    COLOURS,
+    FACTOR,
+    WIDTH,
+    gif_frames,
+    left_half,
+    mp4_frames,
+    score_part,
+    spec_of,
+    teacher,
+    watch,
+)
 
 import reincarnate
 from reincarnate import runfiles
 from reincarnate.cli import main
 from reincarnate.config import RunConfig, override
-from reincarnate.envs import env_spec, make_env, steps_per_second
-from reincarnate.envs.base import NEUTRAL
 from reincarnate.errors import UserError
 from reincarnate.progress import Progress
 from reincarnate.teachers.formats.native import save_native
-from reincarnate.teachers.teacher import Teacher, TeacherCard, TeacherSpec
-from reincarnate.types import EnvSpec, EnvStep
-from reincarnate.watching import film, players, screen, video
+from reincarnate.types import EnvStep
+from reincarnate.watching import players, screen
 from reincarnate.watching.screen import CAPTION_HEIGHT, Caption, Screen
-
-COLOURS = [(200, 40, 40), (40, 180, 60), (50, 60, 220), (230, 200, 50), (240, 240, 240), (20, 20, 20)]
-HEIGHT, WIDTH, FACTOR = 30, 40, 14  # 14 is the least factor that makes 30 lines at least 400
-
-
-class Painted(gymnasium.Env):
-    """A game of ``length`` steps, 1.5 points each; its left half shows the step's colour."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, length=3, render_mode=None):
-        self.length, self.render_mode, self.at = length, render_mode, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.at += 1
-        return np.zeros(2, np.float32), 1.5, self.at == self.length, False, {}
-
-    def render(self):
-        picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        picture[:, : WIDTH // 2] = COLOURS[self.at % len(COLOURS)]
-        return picture
-
-
-class Fast(Painted):
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 100}  # noqa: RUF012
-
-
-class Unseen(Painted):
-    metadata = {"render_modes": []}  # noqa: RUF012
-
-
-class NeedsMore(Painted):
-    def render(self):
-        raise gymnasium.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
-
-
-for name, make, length in [
-    ("PaintedShort-v0", Painted, 3),
-    ("PaintedLong-v0", Painted, 7),
-    ("PaintedFast-v0", Fast, 9),
-    ("PaintedUnseen-v0", Unseen, 3),
-    ("PaintedNeedsMore-v0", NeedsMore, 3),
-]:
-    gymnasium.register(name, entry_point=make, kwargs={"length": length})
-
-
-def spec_of(env_id):
-    env = EnvSpec(env_id, "vector", 2, (2,), **NEUTRAL, max_agent_steps=1000)
-    return TeacherSpec(env, "q_values", "mlp", {"hidden": [4]}, "dqn")
-
-
-def teacher(env_id="PaintedShort-v0", ref="somebody/painter"):
-    spec = spec_of(env_id)
-    card = TeacherCard(ref, ref, None, "x", "0" * 64, "native")
-    return Teacher(spec, card, spec.build().state_dict())
-
-
-def watch(*who, **settings):
-    return reincarnate.watch(*who, device="cpu", progress=Progress(stream=io.StringIO()), **settings)
-
-
-def mp4_frames(path):
-    with av.open(str(path)) as container:
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-
-
-def gif_frames(path):
-    """Frames [H, W, 3] and their durations in hundredths of a second."""
-    with Image.open(path) as image:
-        frames, lengths = [], []
-        for i in range(image.n_frames):
-            image.seek(i)
-            frames.append(np.asarray(image.convert("RGB")))
-            lengths.append(image.info["duration"] // 10)
-    return frames, lengths
-
-
-def left_half(frame, pane=0):
-    """The colour in the middle of a game's left half."""
-    left = pane * (WIDTH * FACTOR + screen.GAP)
-    return frame[CAPTION_HEIGHT + HEIGHT * FACTOR // 2, left + WIDTH * FACTOR // 4].astype(int)
-
-
-def score_part(frame, pane=0):
-    left = pane * (WIDTH * FACTOR + screen.GAP)
-    return frame[:CAPTION_HEIGHT, left + WIDTH * FACTOR // 2 : left + WIDTH * FACTOR]
-
-
-# ------------------------------------------------------------ the file
-
-
-def test_an_mp4_is_h264_that_browsers_play_and_holds_every_step(tmp_path: Path) -> None:
-    path = tmp_path / "x.mp4"
-    watched = watch(teacher(), out=path, games=2)
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        assert stream.codec_context.name == "h264"
-        assert stream.codec_context.pix_fmt == "yuv420p"
-        assert stream.average_rate == 10
-        assert (stream.width, stream.height) == (WIDTH * FACTOR, HEIGHT * FACTOR + CAPTION_HEIGHT)
-        assert stream.codec_context.colorspace == 1  # BT.709, said aloud
-    data = path.read_bytes()
-    assert data.index(b"moov") < data.index(b"mdat")  # plays before it is loaded
-    frames = mp4_frames(path)
-    # a first picture, three steps, and the last one held for a second, twice
-    expected = [COLOURS[i] for i in (0, 1, 2, *[3] * 10)] * 2
-    assert len(frames) == len(expected) == watched.frames
-    assert watched.seconds == pytest.approx(2.6)
-    for frame, colour in zip(frames, expected, strict=True):
-        assert np.abs(left_half(frame) - colour).max() <= 4
-    assert watched.players[0].scores == (4.5, 4.5)
-    assert not watched.cut
-    assert [each.name for each in tmp_path.iterdir()] == ["x.mp4"]
-
-
-def test_a_gif_has_exact_colours_and_true_time(tmp_path: Path) -> None:
-    watched = watch(teacher(), out=tmp_path / "x.GIF", games=1)
-    frames, hundredths = gif_frames(tmp_path / "x.GIF")
-    # The score changes with every step; what stands still is one frame shown for longer.
-    assert [tuple(left_half(frame)) for frame in frames] == COLOURS[:4]
-    assert hundredths == [10, 10, 10, 100]
-    assert watched.frames == 13
-    assert frames[0].shape == (watched.height, watched.width, 3)
-
-
-def test_gif_delays_add_up_where_a_frame_is_no_whole_hundredth(tmp_path: Path) -> None:
-    frames = [np.full((8, 8, 3), 20 * i, np.uint8) for i in range(10)]
-    with video.open_video(tmp_path / "x.gif", Fraction(15)) as out:
-        for frame in frames:
-            out.add(frame)
-    got, hundredths = gif_frames(tmp_path / "x.gif")
-    assert sum(hundredths) == 67
-    assert set(hundredths) == {6, 7}
-    for mine, theirs in zip(frames, got, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-def test_a_gif_of_many_colours_is_near(tmp_path: Path) -> None:
-    ramp = np.stack(np.meshgrid(np.arange(64) * 4, np.arange(64) * 4, [0], indexing="ij"), -1)
-    noisy = ramp.reshape(64, 64, 3).astype(np.uint8)  # 4096 colours
-    with video.open_video(tmp_path / "x.gif", Fraction(10)) as out:
-        out.add(noisy)
-    [got], _ = gif_frames(tmp_path / "x.gif")
-    assert np.abs(got.astype(int) - noisy).mean() < 8
-
-
-def test_an_interrupted_video_leaves_nothing_and_the_old_file(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "x.mp4"
-    path.write_bytes(b"old")
-
-    def interrupt(self, takes, bar):
-        self._add(next(takes), 0, 1)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(film._Film, "shoot", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        watch(teacher(), out=path)
-    assert [each.name for each in tmp_path.iterdir()] == ["x.mp4"]
-    assert path.read_bytes() == b"old"
-
-
-# ------------------------------------------------------------ time
-
-
-def test_a_game_faster_than_a_screen_skips_pictures_but_not_its_last(tmp_path: Path) -> None:
-    watched = watch(teacher("PaintedFast-v0"), out=tmp_path / "x.gif")  # 100 steps a second, 50 shown
-    frames, hundredths = gif_frames(tmp_path / "x.gif")
-    assert [tuple(left_half(frame)) for frame in frames] == [COLOURS[i % 6] for i in (0, 2, 4, 6, 8, 9)]
-    assert hundredths == [2] * 5 + [100]
-    assert watched.players[0].scores == (13.5,)
-
-
-def test_speed_and_the_limit_of_seconds(tmp_path: Path) -> None:
-    watched = watch(teacher("PaintedLong-v0"), out=tmp_path / "x.gif", speed=2, max_seconds=0.2)
-    frames, hundredths = gif_frames(tmp_path / "x.gif")
-    assert [tuple(left_half(frame)) for frame in frames] == COLOURS[:4]
-    assert hundredths == [5] * 4
-    assert watched.cut
-    assert watched.players[0].scores == ()
-
-
-@pytest.mark.parametrize(
-    ("env_id", "rate"),
-    [
-        ("CartPole-v1", 50),
-        ("CartPole-v0", 50),
-        ("Acrobot-v1", 15),
-        ("LunarLander-v2", 50),
-        ("LunarLander-v3", 50),
-    ],
-)
-def test_true_speed_of_vector_games(env_id: str, rate: int) -> None:
-    assert steps_per_second(env_spec(env_id)) == rate
-
-
-def test_true_speed_of_atari_follows_the_frame_skip() -> None:
-    assert steps_per_second(env_spec("Pong-v5")) == 15
-    assert steps_per_second(env_spec("Pong-v5", frame_skip=7)) == Fraction(60, 7)
-
 
 # ------------------------------------------------------------ side by side
 
@@ -373,78 +169,6 @@ def test_a_game_that_ends_inside_a_reset_keeps_its_own_last_picture(monkeypatch)
         (4, 6.0, True),
         (5, 0.0, False),
     ]
-
-
-# ------------------------------------------------------------ pictures of environments
-
-
-def grey(picture):
-    return cv2.resize(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (84, 84), interpolation=cv2.INTER_AREA)
-
-
-@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
-def test_the_picture_is_what_the_policy_sees_and_changes_nothing(backend: str) -> None:
-    spec = env_spec("Breakout-v5", sticky_probability=0.25)
-    rng, resets = np.random.default_rng(0), 0
-    with make_env(spec, 1, 3, backend, pictures=True) as env, make_env(spec, 1, 3, backend) as plain:
-        step, other = env.reset(), plain.reset()
-        for _ in range(300):
-            [picture] = env.pictures()
-            assert picture.shape == (210, 160, 3)
-            assert picture.dtype == np.uint8
-            np.testing.assert_array_equal(step.obs, other.obs)
-            np.testing.assert_array_equal(step.raw_reward, other.raw_reward)
-            if not step.game_over[0]:  # a game that ends within a frame skip leaves the policy an old picture
-                off = np.abs(grey(picture).astype(int) - step.obs[0, -1])
-                # EnvPool greys each frame before the maximum, Stable-Baselines3 after it
-                assert off.max() == 0 if backend == "gymnasium" else (off > 3).mean() < 0.01
-            action = rng.integers(0, 2, 1)  # the bat stands still
-            step, other = env.step(action), plain.step(action)
-            resets += int(step.reset.sum())
-            if resets == 2:
-                break
-        assert resets == 2  # lives were lost, and the pictures went on with the game
-        with pytest.raises(RuntimeError, match="without pictures"):
-            plain.pictures()
-
-
-def space_invaders(frame_skip):
-    """EnvPool itself, which can show the newest frame."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pool = envpool.make(
-            "SpaceInvaders-v5",
-            env_type="gymnasium",
-            num_envs=1,
-            seed=9,
-            frame_skip=frame_skip,
-            episodic_life=True,
-            render_mode="rgb_array",
-        )
-    pool.reset()
-    return pool
-
-
-@pytest.mark.parametrize("frame_skip", [1, 4])
-def test_the_picture_has_what_the_newest_frame_has_and_what_flickers(frame_skip: int) -> None:
-    own, more = space_invaders(frame_skip), 0
-    with make_env(env_spec("SpaceInvaders-v5", frame_skip=frame_skip), 1, 9, pictures=True) as env:
-        env.reset()
-        for i in range(60):
-            picture, newest = env.pictures()[0], own.render()[0]
-            assert (picture >= newest).all()
-            more += int((picture > newest).any())
-            env.step(np.array([i % 6]))
-            own.step(np.array([i % 6], dtype=np.int32))
-    assert more == 0 if frame_skip == 1 else more > 10
-
-
-def test_vector_games_are_drawn_by_envpool_without_other_packages() -> None:
-    with make_env(env_spec("CartPole-v1"), 2, 0, pictures=True) as env:
-        env.reset()
-        pictures = env.pictures()
-    assert pictures.shape == (2, 400, 600, 3)
-    assert (pictures[:, 0, 0] == 255).all()
 
 
 # ------------------------------------------------------------ runs
