@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_report import make_run
+from reported_runs import make_run
 
 from reincarnate.report import plots, read_run
 
