@@ -18,7 +18,7 @@ from reincarnate.acting import ActRule
 from reincarnate.config import RunConfig
 from reincarnate.device import Precision, autocast, make_adam
 from reincarnate.losses import kl, log_policy, q_targets, td_loss
-from reincarnate.networks import Network, build_network, default_network, default_options
+from reincarnate.networks import Network, build_network, default_options
 from reincarnate.ranks import average_gradients
 from reincarnate.students.student import (
     QDAGGER_METHOD,
@@ -26,6 +26,8 @@ from reincarnate.students.student import (
     TRANSITIONS,
     BatchSpec,
     StudentEntry,
+    lay_out,
+    network_name,
 )
 from reincarnate.types import Batch, EnvSpec, OutputKind, State
 
@@ -58,7 +60,7 @@ class Dqn:
         self._td, self._lambda = config.td, config.distill.coefficient
         self._device, self._precision, self._generator = device, precision, generator
         self.temperature = config.distill.student_temperature
-        self.network_name: str = config.network if config.network != "auto" else default_network(spec.kind)
+        self.network_name = network_name(config, spec)
         self.network_options: Mapping[str, Any] = default_options(self.network_name)
         self.network = self._build(spec)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
@@ -131,8 +133,7 @@ class Dqn:
             generator=self._generator,
             **self.network_options,
         )
-        if spec.kind == "atari":
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        lay_out(network, spec)
         return network
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:

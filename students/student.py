@@ -14,13 +14,13 @@ from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reincarnate.acting import ActRule
 from reincarnate.config import RunConfig
 from reincarnate.device import Precision, choose_precision
 from reincarnate.errors import UserError
-from reincarnate.networks import Network
+from reincarnate.networks import Network, default_network
 from reincarnate.replay import NO_EXTRAS, Extras
 from reincarnate.types import Batch, EnvSpec, OutputKind, SequenceBatch, State
 
@@ -230,6 +230,17 @@ def _load(points: list[EntryPoint]) -> StudentEntry | str:
 
 def _origin(points: list[EntryPoint]) -> str:
     return " and ".join(f"package {point.dist.name!r}" if point.dist else point.value for point in points)
+
+
+def network_name(config: RunConfig, spec: EnvSpec) -> str:
+    """The network that ``config.network`` names; ``auto`` is the one for the environment's observations."""
+    return config.network if config.network != "auto" else default_network(spec.kind)
+
+
+def lay_out(network: nn.Module, spec: EnvSpec) -> None:
+    """Keep the weights of a fresh network for images as convolutions like them: channels last."""
+    if spec.kind == "atari":
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def blank_batch(asked: BatchSpec, size: int, spec: EnvSpec, device: torch.device) -> Batch | SequenceBatch:

@@ -47,7 +47,7 @@ def play_recall(student: Muesli, games: int, delay: int, g: torch.Generator) -> 
     rows: dict[str, list[Tensor]] = {"obs": [], "action": [], "policy": []}
     for step in range(delay + 2):
         obs = recall_observation(cue, min(step, delay + 1), delay)
-        action, policy, state = student.act(obs, state, start if step == 0 else ~start, ActRule("sample"))
+        action, policy, state = student.play(obs, state, start if step == 0 else ~start, ActRule("sample"))
         for name, value in (("obs", obs), ("action", action), ("policy", policy)):
             rows[name].append(value)
     stacked = {name: torch.stack(values, dim=1) for name, values in rows.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reincarnate import acting
 from reincarnate.acting import ActRule
@@ -49,7 +49,7 @@ class Muesli:
         generator: torch.Generator | None = None,
     ) -> None:
         self.online, self.target = network, target_of(network)
-        self.network = self.target  # what acts, and what is saved as the student
+        self.network: nn.Module = self.target  # what acts, and what is saved as the student
         self._settings, self._support = settings, support
         self._precision, self._generator = precision, generator
         self._distill = distill_weight
@@ -69,7 +69,7 @@ class Muesli:
         return self.target.initial_state(num_envs)
 
     @torch.no_grad()
-    def act(
+    def play(
         self, obs: Tensor, state: Tensor | None, game_start: Tensor, explore: ActRule
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """One forward pass of the target network, no search (Hessel et al. 2021, section 5).

@@ -14,14 +14,21 @@ from reincarnate.config_muesli import MuesliConfig
 from reincarnate.device import Precision
 from reincarnate.errors import UserError
 from reincarnate.losses import Support
-from reincarnate.networks import acting_network, build_muesli_network, default_network, default_options
+from reincarnate.networks import Network, acting_network, build_muesli_network, default_options
 from reincarnate.replay import Extras
 from reincarnate.students.muesli.learner import Muesli
-from reincarnate.students.student import QDAGGER_METHOD, SCRATCH_METHOD, BatchSpec, StudentEntry
-from reincarnate.types import EnvSpec, OutputKind, SequenceBatch, State
+from reincarnate.students.student import (
+    QDAGGER_METHOD,
+    SCRATCH_METHOD,
+    BatchSpec,
+    StudentEntry,
+    lay_out,
+    network_name,
+)
+from reincarnate.types import EnvSpec, State
 
 
-class MuesliStudent:
+class MuesliStudent(Muesli):
     """The learner under the settings of a run; satisfies ``SequenceStudent``.
 
     The student that is evaluated and saved is the acting part of the *target* network: trunk, LSTM and
@@ -38,8 +45,7 @@ class MuesliStudent:
         UserError: the network cannot take the environment's observations.
     """
 
-    outputs: OutputKind = "policy_logits"
-    temperature = 1.0
+    network: Network
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class MuesliStudent:
         generator: torch.Generator | None,
     ) -> None:
         muesli = config.muesli
-        self.network_name: str = config.network if config.network != "auto" else default_network(spec.kind)
+        self.network_name = network_name(config, spec)
         trunk = _trunk_options(self.network_name, muesli.wide_trunk)
         core = {} if muesli.core_units is None else {"core": muesli.core_units}
         normalise = {"epsilon": 1e-8, "clip": 10.0} if _normalises(self.network_name, muesli) else None
@@ -69,9 +75,8 @@ class MuesliStudent:
             trunk=trunk,
             normalise=normalise,
         )
-        if spec.kind == "atari":
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.learner = Muesli(
+        lay_out(network, spec)
+        super().__init__(
             network,
             muesli,
             support=Support(muesli.support_limit, muesli.bins),
@@ -81,11 +86,7 @@ class MuesliStudent:
             distill_weight=config.distill.coefficient,
             generator=generator,
         )
-        self.network = acting_network(self.learner.target)
-
-    def initial_state(self, num_envs: int) -> State:
-        """[num_envs, 2, units] zeros; None for a feed-forward network."""
-        return self.learner.initial_state(num_envs)
+        self.network = acting_network(self.target)
 
     def act(self, obs: Tensor, state: State, explore: ActRule) -> tuple[Tensor, Tensor, State]:
         """Obs [N, *obs_shape] -> action [N] int64, its log-probability [N] when sampled, the next state."""
@@ -95,32 +96,10 @@ class MuesliStudent:
     def act_with_policy(self, obs: Tensor, state: State, explore: ActRule) -> tuple[Tensor, Tensor, State]:
         """As :meth:`act`, with the log-policy [N, A]; who calls it has reset the state at game starts."""
         going_on = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
-        return self.learner.act(obs, state, going_on, explore)
-
-    def update(
-        self, batch: SequenceBatch, teacher_log_policy: Tensor | None, coefficient: Tensor
-    ) -> dict[str, Tensor]:
-        """One update; metrics are 0-d device tensors (see docs/students/muesli.md)."""
-        return self.learner.update(batch, teacher_log_policy, coefficient)
-
-    def bare_passes(self, batch: SequenceBatch) -> None:
-        """The networks' part of an update, forward and backward, without targets, losses and optimiser."""
-        self.learner.bare_passes(batch)
+        return self.play(obs, state, going_on, explore)
 
     def sync_target(self) -> None:
         """Nothing: the target network follows at every update."""
-
-    def set_learning_rate(self, rate: float) -> None:
-        """In place, so that a captured update follows."""
-        self.learner.set_learning_rate(rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Both networks, the optimiser and the running scale."""
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`, in place."""
-        self.learner.load_state_dict(state)
 
 
 def extras(config: RunConfig, spec: EnvSpec) -> Extras:
