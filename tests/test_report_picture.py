@@ -11,7 +11,7 @@ import pytest
 from reported_runs import KINDS, make_run
 
 from reincarnate.curves import Curves
-from reincarnate.report import plot_run, plots, read_run
+from reincarnate.report import drawing, plot_run, plots, read_run
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_names_from_elsewhere_are_not_read_as_formulas(tmp_path: Path) -> None:
 
 def test_short_counts() -> None:
     values = (0, 250, 2_500, 40_000, 2_500_000)
-    assert [plots.short_count(value) for value in values] == ["0", "250", "2.5k", "40k", "2.5M"]
+    assert [drawing.short_count(value) for value in values] == ["0", "250", "2.5k", "40k", "2.5M"]
 
 
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:

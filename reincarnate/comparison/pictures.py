@@ -1,6 +1,6 @@
 """Pictures of a comparison: learning curves on agent steps and on time, performance profiles, a matrix.
 
-Colours are Okabe and Ito's; line styles and markers differ as well, for prints in black and white.
+Line styles and markers differ as well as colours, for prints in black and white.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from reincarnate import stats
 from reincarnate.comparison.cells import Method, Moment, Outcome, moments
 from reincarnate.comparison.document import Scale, by_method, grouped, interval, pooled, scales_of, scores_of
 from reincarnate.comparison.references import Reference
-from reincarnate.report.plots import BLUE, GREEN, GREY, ORANGE, SKY, short_count
+from reincarnate.report.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PHASE_TITLES,
+    SKY,
+    WIDTH_INCHES,
+    draw_boundary,
+    drawable,
+    label_counts,
+    legend_entries,
+    style,
+    write_legend,
+)
 from reincarnate.report.rundir import short_path
 
 if TYPE_CHECKING:
@@ -29,7 +43,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ((0, (6, 2)), (0, (3, 1.5, 1, 1.5)), (0, (8, 2, 2, 2)), (0, (4, 4)))
 _REFERENCE_COLOUR = "#4B2E83"
 _REFERENCE_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (6, 1, 1, 1)))
-_WIDTH_INCHES = 8.0
 _RESAMPLES = 500  # of each point of a curve
 _PROFILE_LEVELS = 200
 
@@ -117,8 +130,7 @@ def learning_figure(
         _label(axes, phase)
     if len(phases) == 2:
         row[0].set_xlim(0, max(p.updates for each in outcomes for p in _split(each)["offline"]))
-        row[1].tick_params(axis="y", length=0, labelleft=False)
-        row[1].spines["left"].set(linestyle=(0, (4, 3)), color="black", linewidth=1.1)
+        draw_boundary(row[1])
     row[-1].set_xlim(left=0)
     _legend(figure, row)
     return figure
@@ -216,15 +228,10 @@ def _levels(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _label(axes: Axes, phase: str) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     online = phase == "online"
-    title = "online: playing itself" if online else "offline: on the teacher's data"
-    axes.set_title(title, size=9, color=GREY, pad=5)
+    axes.set_title(PHASE_TITLES[phase], size=9, color=GREY, pad=5)
     axes.set_xlabel("agent steps of the student" if online else "updates (offline)")
-    prune = None if online else "upper"
-    axes.xaxis.set_major_locator(MaxNLocator(6 if online else 4, steps=[1, 2, 2.5, 5, 10], prune=prune))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    label_counts(axes, last=online)
 
 
 def _panels(
@@ -241,7 +248,7 @@ def _panels(
     entries = len(by_method(outcomes)) + len(teachers) + 1 + references
     head = 0.62 + 0.165 * ((entries + 1) // 2)
     inches = 3.7 + head
-    figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
+    figure = Figure(figsize=(WIDTH_INCHES, inches), facecolor="white")
     options = {"width_ratios": list(widths), "wspace": 0.0}
     row = list(figure.subplots(1, len(widths), sharey=True, squeeze=False, gridspec_kw=options)[0])
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=1 - head / inches)
@@ -249,36 +256,14 @@ def _panels(
     title = f"{env}: interquartile mean of {seeds} {'seed' if seeds == 1 else 'seeds'}, 95 % intervals"
     figure.text(0.1, 1 - 0.1 / inches, _plain(title), size=11, weight="bold", va="top")
     for axes in row:
-        _style(axes)
+        style(axes)
     row[0].set_ylabel("return per game (raw score)")
     return figure, row
 
 
-def _style(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#DDDDDD", lw=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9, color=GREY)
-
-
 def _legend(figure: Figure, row: Sequence[Axes]) -> None:
-    found: dict[str, Any] = {}
-    for axes in reversed(row):  # the online phase has them all
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    inches = figure.get_figheight()
-    figure.legend(
-        list(found.values()),
-        list(found),
-        loc="upper left",
-        bbox_to_anchor=(0.093, 1 - 0.32 / inches),
-        ncols=2,
-        frameon=False,
-        fontsize=8.5,
-        borderaxespad=0.0,
-        handlelength=2.6,
-        labelspacing=0.25,
-    )
+    entries = legend_entries(reversed(row))  # the online phase has them all
+    write_legend(figure, entries, 0.32, handlelength=2.6)
 
 
 # ---------------------------------------------------------------- profiles and matrix
@@ -294,7 +279,7 @@ def profiles_figure(
     values = [value for scores in methods.values() for runs in scores.values() for value in runs]
     levels = np.linspace(min(0.0, *values), max(1.0, *values) * 1.05, _PROFILE_LEVELS)
     inches = 4.0 + 0.2 * ((len(methods) + 1) // 2)
-    figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
+    figure = Figure(figsize=(WIDTH_INCHES, inches), facecolor="white")
     axes = figure.subplots()
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=3.55 / inches)
     for method, scores in methods.items():
@@ -314,7 +299,7 @@ def profiles_figure(
     axes.set_xlabel(_plain(f"score (0: random play, 1: {_one(scales)})"))
     axes.set_ylabel("share of runs with a higher score")
     axes.set_ylim(-0.03, 1.03)
-    _style(axes)
+    style(axes)
     title = "Performance profiles with pointwise 95 % intervals"
     figure.text(0.1, 1 - 0.1 / inches, title, size=11, weight="bold", va="top")
     _legend(figure, [axes])
@@ -366,6 +351,6 @@ def _one(scales: Mapping[str, Scale]) -> str:
 
 
 def _plain(text: str) -> str:
-    """As it stands: no mathematics, and no letters that matplotlib's own font has not."""
-    kept = "".join(c if c.isprintable() and ord(c) < 0x2E80 else "?" for c in text)
+    """As it stands: no mathematics, and not too long."""
+    kept = drawable(text)
     return (kept if len(kept) <= 76 else f"{kept[:38]}…{kept[-37:]}").replace("$", r"\$")

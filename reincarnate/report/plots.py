@@ -1,8 +1,6 @@
 """Pictures of a run. One x-axis in two parts: offline (updates), then online (agent steps).
 
-Colours are Okabe and Ito's, which people with any colour vision tell apart; line styles differ as well, so
-that the picture survives a black-and-white print. Only ``matplotlib.figure.Figure`` is used: no pyplot, no
-backend, no global state.
+Line styles differ as well as colours, so that the picture survives a black-and-white print.
 """
 
 from __future__ import annotations
@@ -12,10 +10,25 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reincarnate import files
 from reincarnate.curves import PHASES, Evaluation, Point, moving_mean
+from reincarnate.report.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PHASE_TITLES,
+    SKY,
+    WIDTH_INCHES,
+    draw_boundary,
+    drawable,
+    label_counts,
+    legend_entries,
+    style,
+    write_legend,
+)
 from reincarnate.report.rundir import RunData
 from reincarnate.types import Returns
 
@@ -23,14 +36,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, SKY, ORANGE, GREEN, GREY = "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#595959"
-_WIDTH_INCHES = 8.0
 _DPI = 150
 _TITLE_LONGEST = 84
 _GAMES_DRAWN_SINGLY = 300
 _EVALUATED, _GAMES = "student, evaluated", "student, training games"
 LOSS_LABELS = {"td_loss": "TD loss", "distill_loss": "distillation loss", "cmpo_loss": "CMPO loss"}
-_PART_TITLES = {"offline": "offline: on the teacher's data", "online": "online: playing itself"}
 _PART_LABELS = {"offline": "updates (offline)", "online": "agent steps (online)"}
 
 
@@ -134,7 +144,7 @@ def _grid(
     """Rows of panels, one column per part, with a line between the parts where the offline phase ends."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_INCHES, inches), facecolor="white")
+    figure = Figure(figsize=(WIDTH_INCHES, inches), facecolor="white")
     columns = max(1, len(parts))
     grid = figure.subplots(
         len(heights),
@@ -160,11 +170,8 @@ def _grid(
 
 
 def _write_title(figure: Figure, title: str) -> None:
-    """Left above everything, in a size at which it fits; the middle of a very long one is left out.
-
-    Matplotlib's own font has no East Asian letters and warns about each; they become question marks.
-    """
-    title = "".join(c if c.isprintable() and ord(c) < 0x2E80 else "?" for c in title)
+    """Left above everything, in a size at which it fits; the middle of a very long one is left out."""
+    title = drawable(title)
     if len(title) > _TITLE_LONGEST:
         title = f"{title[: _TITLE_LONGEST // 2]}…{title[-_TITLE_LONGEST // 2 :]}"
     size = min(11.5, 11.5 * 60 / len(title))
@@ -175,53 +182,27 @@ def _write_title(figure: Figure, title: str) -> None:
 def _style(axes: Axes, left: bool) -> None:
     axes.patch.set_visible(False)
     axes.set_zorder(2 if left else 1)  # the last offline point lies on the boundary, above its line
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#DDDDDD", lw=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9, color=GREY)
-    if not left:  # the boundary: the offline phase ends here
-        axes.tick_params(axis="y", length=0, labelleft=False)
-        axes.spines["left"].set(linestyle=(0, (4, 3)), color="black", linewidth=1.1)
+    style(axes)
+    if not left:
+        draw_boundary(axes)
 
 
 def _label_column(column: list[Axes], part: Part, last: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    column[0].set_title(_PART_TITLES[part.phase], size=9, color=GREY, pad=5)
+    column[0].set_title(PHASE_TITLES[part.phase], size=9, color=GREY, pad=5)
     for axes in column:
         axes.set_xlim(0, part.end * (1.015 if last else 1.0))
-        prune = None if last else "upper"  # leaves room for the 0 of the next part
-        axes.xaxis.set_major_locator(MaxNLocator(6 if last else 4, steps=[1, 2, 2.5, 5, 10], prune=prune))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+        label_counts(axes, last)
         if axes is not column[-1]:
             axes.tick_params(labelbottom=False)
     column[-1].set_xlabel(_PART_LABELS[part.phase])
 
 
 def _legend(figure: Figure, row: Iterable[Axes]) -> None:
-    """Above the panels, where it hides nothing; every entry once."""
-    found: dict[str, Any] = {}
-    for axes in row:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+    found = legend_entries(row)
     order = ("teacher", "random policy", _EVALUATED, _GAMES)
     entries = {label: found[label] for start in order for label in found if label.startswith(start)}
-    if not entries:
-        return
-    inches = figure.get_figheight()
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="upper left",
-        bbox_to_anchor=(0.093, 1 - 0.34 / inches),
-        ncols=2,
-        frameon=False,
-        fontsize=8.5,
-        borderaxespad=0.0,
-        handlelength=2.4,
-        columnspacing=2.0,
-        labelspacing=0.25,
-    )
+    if entries:
+        write_legend(figure, entries, 0.34, handlelength=2.4, columnspacing=2.0)
 
 
 # ---------------------------------------------------------------- returns
@@ -332,14 +313,6 @@ def level(returns: Returns) -> str:
     """E.g. ``69.8 [61.2, 78.5]``."""
     low, high = returns.ci95
     return f"{returns.mean:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def short_count(value: float) -> str:
-    """``250``, ``2.5k``, ``10M``."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
 
 
 def _title(run: RunData) -> str:
