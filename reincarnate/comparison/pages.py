@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reincarnate.comparison.cells import SHARES, Method
@@ -13,6 +13,8 @@ from reincarnate.report.rundir import short_path
 
 #: Title, column names, rows.
 Table = tuple[str, list[str], list[list[str]]]
+#: Of a table: each column's name, and what it says of one entry of the document.
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 _TITLES = {
     "learning": "Learning curves",
     "learning-time": "Learning curves on time",
@@ -39,8 +41,14 @@ _NOTES = {
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
     """Every table that has a row."""
-    parts = (_teachers, _summary, _students, _pairs, _references, _cells)
-    found = [part(document) for part in parts]
+    found = [
+        _table("Teachers", _TEACHERS, document["teachers"]),
+        _summary(document),
+        _table("Students over all teachers and environments", _STUDENTS, _over_all(document)),
+        _table("Pairs", _PAIRS, document["pairs"]),
+        _table("Reference curves", _REFERENCES, document["references"]),
+        _table("Cells", _CELLS, document["cells"]),
+    ]
     return [each for each in found if each[2]]
 
 
@@ -60,33 +68,61 @@ def page(document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def _teachers(document: Mapping[str, Any]) -> Table:
-    head = [
-        "teacher",
-        "environment",
-        "G_T",
-        "95 % interval",
-        "games",
-        "random",
-        "human-normalised",
-        "D_T steps",
-    ]
-    rows = []
-    for teacher in document["teachers"]:
-        returns, random = teacher["return"], teacher["random"]
-        rows.append(
-            [
-                short_path(teacher["ref"]),
-                teacher["env"],
-                number(returns["mean"]),
-                f"[{number(returns['ci95'][0])}, {number(returns['ci95'][1])}]",
-                str(returns["n"]),
-                number(random and random["mean"]),
-                _share(teacher["human_normalized"]),
-                f"{teacher['collected_agent_steps']:,}",
-            ]
-        )
-    return "Teachers", head, rows
+_TEACHERS: Columns = {
+    "teacher": lambda teacher: short_path(teacher["ref"]),
+    "environment": lambda teacher: teacher["env"],
+    "G_T": lambda teacher: number(teacher["return"]["mean"]),
+    "95 % interval": lambda teacher: "[{}, {}]".format(*map(number, teacher["return"]["ci95"])),
+    "games": lambda teacher: str(teacher["return"]["n"]),
+    "random": lambda teacher: number(teacher["random"] and teacher["random"]["mean"]),
+    "human-normalised": lambda teacher: _share(teacher["human_normalized"]),
+    "D_T steps": lambda teacher: f"{teacher['collected_agent_steps']:,}",
+}
+_STUDENTS: Columns = {
+    "student": lambda row: row["student"],
+    "score, IQM": lambda row: interval(row["iqm"], row["ci95"]),
+    "runs": lambda row: str(row["n"]),
+}
+_PAIRS: Columns = {
+    "first": lambda pair: pair["a"],
+    "second": lambda pair: pair["b"],
+    "probability of improvement": lambda pair: interval(pair["probability_of_improvement"], pair["ci95"]),
+    "more seeds": lambda pair: (
+        "no number" if pair["more_seeds_needed"] is None else str(pair["more_seeds_needed"])
+    ),
+}
+_REFERENCES: Columns = {
+    "reference": lambda each: each["name"],
+    "environment": lambda each: each["env"],
+    "what": lambda each: f"{each['kind']} ({each['tag']})",
+    "runs": lambda each: str(each["runs"]),
+    "agent steps": lambda each: f"{each['agent_steps']:,}",
+    "at step": lambda each: f"{each['return_at']['agent_steps']:,}",
+    "return there": lambda each: number(each["return_at"]["mean"]),
+    "last return": lambda each: number(each["last_return"]),
+}
+_CELLS: Columns = {
+    "cell": lambda cell: Method(cell["teacher"], cell["student"]).name,
+    "environment": lambda cell: cell["env"],
+    "seed": lambda cell: str(cell["seed"]),
+    "status": lambda cell: cell["status"] + (f": {cell['error']}" if cell["error"] else ""),
+    "offline": lambda cell: number(cell["offline"]),
+    "final": lambda cell: number(cell["final"]),
+    "teacher-norm.": lambda cell: _share(cell["teacher_normalized"]),
+    "score": lambda cell: _share(cell["score"]),
+    "steps to 90%": lambda cell: _or_dash(cell["agent_steps_to"]["0.9"], "{:,}"),
+}
+
+
+def _table(title: str, columns: Columns, entries: Sequence[Mapping[str, Any]]) -> Table:
+    return title, list(columns), [[write(entry) for write in columns.values()] for entry in entries]
+
+
+def _over_all(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Students over all teachers and environments, where the summary does not say the same already."""
+    rows = document["students"]["summary"]
+    several = len(document["summary"]) > len(rows)
+    return [row for row in rows if several and row["iqm"] is not None]
 
 
 def _summary(document: Mapping[str, Any]) -> Table:
@@ -120,78 +156,6 @@ def _summary_row(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[st
         _reached([_minutes(cell["seconds_to"]["0.9"]) for cell in cells], "{:.1f}"),
         _or_dash(_minutes(mean("seconds")), "{:.1f}"),
     ]
-
-
-def _students(document: Mapping[str, Any]) -> Table:
-    """Over all teachers and environments, where that is not what the summary says already."""
-    rows = document["students"]["summary"]
-    several = len(document["summary"]) > len(rows)
-    shown = [
-        [row["student"], interval(row["iqm"], row["ci95"]), str(row["n"])]
-        for row in rows
-        if several and row["iqm"] is not None
-    ]
-    return "Students over all teachers and environments", ["student", "score, IQM", "runs"], shown
-
-
-def _pairs(document: Mapping[str, Any]) -> Table:
-    head = ["first", "second", "probability of improvement", "more seeds"]
-    rows = [
-        [
-            pair["a"],
-            pair["b"],
-            interval(pair["probability_of_improvement"], pair["ci95"]),
-            "no number" if pair["more_seeds_needed"] is None else str(pair["more_seeds_needed"]),
-        ]
-        for pair in document["pairs"]
-    ]
-    return "Pairs", head, rows
-
-
-def _references(document: Mapping[str, Any]) -> Table:
-    head = [
-        "reference",
-        "environment",
-        "what",
-        "runs",
-        "agent steps",
-        "at step",
-        "return there",
-        "last return",
-    ]
-    rows = [
-        [
-            each["name"],
-            each["env"],
-            f"{each['kind']} ({each['tag']})",
-            str(each["runs"]),
-            f"{each['agent_steps']:,}",
-            f"{each['return_at']['agent_steps']:,}",
-            number(each["return_at"]["mean"]),
-            number(each["last_return"]),
-        ]
-        for each in document["references"]
-    ]
-    return "Reference curves", head, rows
-
-
-def _cells(document: Mapping[str, Any]) -> Table:
-    head = ["cell", "environment", "seed", "status", "offline", "final", "teacher-norm.", "score"]
-    rows = [
-        [
-            Method(cell["teacher"], cell["student"]).name,
-            cell["env"],
-            str(cell["seed"]),
-            cell["status"] + (f": {cell['error']}" if cell["error"] else ""),
-            number(cell["offline"]),
-            number(cell["final"]),
-            _share(cell["teacher_normalized"]),
-            _share(cell["score"]),
-            _or_dash(cell["agent_steps_to"]["0.9"], "{:,}"),
-        ]
-        for cell in document["cells"]
-    ]
-    return "Cells", [*head, "steps to 90%"], rows
 
 
 # ---------------------------------------------------------------- words
