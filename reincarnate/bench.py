@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +22,11 @@ from reincarnate import config as configuration
 from reincarnate import seeds
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
-from reincarnate.device import Step, autocast, pick_device, synchronize, tune
+from reincarnate.device import Step, autocast, pick_device, tune
 from reincarnate.envs import env_spec, make_env
 from reincarnate.errors import UserError
 from reincarnate.logger import RunLogger
+from reincarnate.meter import TURNS, WARM_UP_TICKS, Meter, Rate, per_second
 from reincarnate.phases.offline import OfflineState, offline
 from reincarnate.phases.online import OnlineState, make_coefficient, online
 from reincarnate.phases.stage import Stage, Stopped
@@ -43,71 +41,9 @@ from reincarnate.teachers.teacher import Teacher, TeacherCard, TeacherSpec
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.types import EnvSpec, Returns, SequenceBatch
 
-#: How often phase and bound take turns.
-TURNS = 5
-#: Interruptions of a phase that are not counted: caches fill, and CUDA captures the update.
-WARM_UP_TICKS = 16
 #: More work than a benchmark gets through: its phases end when enough was measured.
 _ENDLESS = 10**9
 _ROWS = 4_000
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Medians over the turns."""
-
-    per_second: float
-    bound: float
-    fraction: float  # of the bound, turn by turn
-
-
-class Meter:
-    """Measures a phase from inside its loop, in turns with its bound.
-
-    Args:
-        seconds: of each turn of the phase.
-        bound: measures the bound once.
-        device: is waited for when a turn ends.
-        clock: seconds.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        bound: Callable[[], float],
-        device: torch.device,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._seconds, self._bound, self._device, self._clock = seconds, bound, device, clock
-        self._ticks = 0
-        self._begin(0.0)
-        self._turns: list[tuple[float, float]] = []
-
-    def tick(self, done: float) -> bool:
-        """Called by the phase with the work done so far; True when enough was measured."""
-        self._ticks += 1
-        if self._ticks <= WARM_UP_TICKS or self._paused:
-            self._begin(done)
-        elif self._clock() - self._began >= self._seconds:
-            synchronize(self._device)
-            rate = (done - self._done) / (self._clock() - self._began)
-            self._turns.append((rate, self._bound()))
-            self._begin(done)
-        return len(self._turns) >= TURNS
-
-    def go_on(self) -> None:
-        """Leave out the time until the next tick."""
-        self._paused = True
-
-    @property
-    def rate(self) -> Rate:
-        """What was measured."""
-        rates, bounds = zip(*self._turns, strict=True)
-        fractions = [rate / bound for rate, bound in self._turns]
-        return Rate(*(statistics.median(values) for values in (rates, bounds, fractions)))
-
-    def _begin(self, done: float) -> None:
-        self._done, self._began, self._paused = done, self._clock(), False
 
 
 def bench(
@@ -215,7 +151,7 @@ class _Bench:
         obs = self._blank_obs(config.env.num_envs)
 
         def bound() -> float:
-            alone = _per_second(lambda: teacher.outputs(obs), self._seconds, parts.device) * len(obs)
+            alone = per_second(lambda: teacher.outputs(obs), self._seconds, parts.device) * len(obs)
             return 1.0 / (1.0 / env_rate() + 1.0 / alone)
 
         meter = self._meter(bound)
@@ -246,7 +182,7 @@ class _Bench:
 
     def _offline(self, replay: Replay) -> Rate:
         passes = self._bare_passes()
-        meter = self._meter(lambda: _per_second(passes, self._seconds, self._parts.device))
+        meter = self._meter(lambda: per_second(passes, self._seconds, self._parts.device))
         state = OfflineState()
         stage = self._stage(lambda: meter.tick(state.updates))
         with contextlib.suppress(Stopped):
@@ -260,7 +196,7 @@ class _Bench:
         every = spec.agent_steps_per_update(size) or config.agent_steps_per_update
 
         def bound() -> float:
-            updates = _per_second(passes, self._seconds, self._parts.device)
+            updates = per_second(passes, self._seconds, self._parts.device)
             return 1.0 / (1.0 / env_rate() + 1.0 / (updates * every))
 
         meter = self._meter(bound)
@@ -334,7 +270,7 @@ class _Bench:
             def step() -> None:
                 env.step(rng.integers(self._parts.spec.num_actions, size=count))
 
-            yield lambda: _per_second(step, self._seconds, torch.device("cpu")) * count
+            yield lambda: per_second(step, self._seconds, torch.device("cpu")) * count
 
     def _bare_passes(self) -> Callable[[], None]:
         """Forward and backward of the student's network and forward of a target's, and nothing else."""
@@ -375,20 +311,7 @@ class _Bench:
             begin = draw_sequences(replay, size, length, generator)
             return replay.gather_sequences(begin, length, lambda outputs, _: outputs)
 
-        return 1.0 / _per_second(draw, self._seconds, self._parts.device)
-
-
-def _per_second(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    work()
-    synchronize(device)
-    began, calls = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        work()
-        calls += 1
-        if device.type == "cuda" and calls % 50 == 0:
-            synchronize(device)  # or the host runs ahead and the clock sees only launches
-    synchronize(device)
-    return calls / (time.perf_counter() - began)
+        return 1.0 / per_second(draw, self._seconds, self._parts.device)
 
 
 def _phase(unit: str, rate: Rate) -> dict[str, float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from reincarnate.config_muesli import MUESLI_ENVIRONMENT, MUESLI_PRESETS, MuesliConfig
+from reincarnate.config_presets import ENVIRONMENT, EXPLORATION, PRESET_SETTINGS
 from reincarnate.errors import UserError
 
 T = TypeVar("T")
@@ -169,70 +170,7 @@ class RunConfig:
         return _build(cls, values, prefix="")
 
 
-_PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "env.num_envs": 8,
-        "evaluate.games": 16,
-        "collect.agent_steps": 40_000,
-        "offline.updates": 2_500,
-        "offline.target_update_every_updates": 500,
-        "offline.evaluations": 1,
-        "online.agent_steps": 10_000,
-        "online.learning_starts_agent_steps": 1_000,
-        "online.replay_capacity_agent_steps": 10_000,
-        "online.agent_steps_per_update": 8,
-        "online.target_update_every_agent_steps": 2_000,
-        "online.evaluations": 1,
-        # Each environment ends about one game in so short a phase: m has nothing to go by, the teacher stays.
-        "distill.stop_fraction": 1.0,
-    },
-    "default": {},
-    "paper": {
-        "env.num_envs": 8,
-        "evaluate.games": 100,
-        "collect.agent_steps": 1_000_000,
-        "collect.epsilon_start": 0.01,
-        "collect.epsilon_end": 0.01,
-        "offline.updates": 1_000_000,
-        "online.agent_steps": 2_500_000,
-    },
-    "cleanrl": {
-        "env.num_envs": 1,
-        "evaluate.games": 10,
-        "collect.agent_steps": 500_000,
-        "collect.epsilon_start": 1.0,
-        "collect.epsilon_end": 0.01,
-        "collect.epsilon_decay_agent_steps": 500_000,
-        "offline.updates": 500_000,
-        "offline.target_update_every_updates": 1_000,
-        "online.agent_steps": 10_000_000,
-        "online.learning_starts_agent_steps": 80_000,
-        "online.epsilon_start": 1.0,
-        "online.epsilon_end": 0.01,
-        "online.epsilon_decay_agent_steps": 1_000_000,
-        "online.target_update_every_agent_steps": 1_000,
-        "td.n_step": 1,
-        "td.loss": "mse",
-        "distill.coefficient": 1.0,
-        "distill.student_temperature": 1.0,
-        "distill.teacher_temperature": 1.0,
-        "optimizer.learning_rate": 1e-4,
-        "optimizer.learning_rate_final": 1e-4,
-        "optimizer.adam_eps": 1e-8,
-    },
-}
-# A student that no teacher prepares starts to explore at random.
-_EXPLORE: dict[str, dict[str, Any]] = {
-    "quick": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 2_000},
-    "default": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 250_000},
-    "paper": {"online.epsilon_start": 1.0, "online.epsilon_decay_agent_steps": 50_000},
-    "cleanrl": {},
-}
-# Without a teacher the paper's own environment applies; with one, the teacher's environment wins.
-_ENVIRONMENT: dict[str, dict[str, Any]] = {
-    "paper": {"env.sticky_probability": 0.25, "env.episodic_life": False},
-}
-PRESETS: tuple[str, ...] = tuple(_PRESETS)
+PRESETS: tuple[str, ...] = tuple(PRESET_SETTINGS)
 
 
 def preset(
@@ -250,17 +188,17 @@ def preset(
     Raises:
         UserError: no preset of that name.
     """
-    if name not in _PRESETS:
+    if name not in PRESETS:
         raise UserError(f"no preset {name!r}{_nearest(name, PRESETS)}; known: {', '.join(PRESETS)}")
-    explore = _EXPLORE[name] if (scratch if explores is None else explores) else {}
-    environment = _ENVIRONMENT.get(name, {}) if scratch else {}
+    explore = EXPLORATION[name] if (scratch if explores is None else explores) else {}
+    environment = ENVIRONMENT.get(name, {}) if scratch else {}
     presets = MUESLI_PRESETS.get(student or "")
     if presets is not None and name not in presets:
         raise UserError(f"student {student!r} has no preset {name!r}; it has {', '.join(presets)}")
     own = dict(presets[name]) if presets is not None else {}
     if scratch and presets is not None:
         own |= MUESLI_ENVIRONMENT.get(name, {})
-    return override(RunConfig(preset=name), _PRESETS[name] | explore | environment | own)
+    return override(RunConfig(preset=name), PRESET_SETTINGS[name] | explore | environment | own)
 
 
 def override(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:

@@ -11,11 +11,12 @@ import math
 import os
 import sys
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TextIO, cast
+
+from reincarnate.wording import clock_text, number_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -341,36 +342,6 @@ def numbers(phase: Phase) -> list[str]:
     shown = {name: value for name, value in phase.numbers.items() if value is not None}
     order = [name for name in _FIRST if name in shown] + [name for name in shown if name not in _FIRST]
     return [f"{_label(name)} {number_text(float(shown[name]))}" for name in order]
-
-
-def number_text(value: float) -> str:
-    """About three digits, never an exponent a reader must decode where it can be avoided."""
-    size = abs(value)
-    if size >= 1_000:
-        return f"{value:,.0f}"
-    if size >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if size >= 0.1 or value == 0 else f"{value:.2g}"
-
-
-def clock_text(seconds: float) -> str:
-    """``0.4 s``, ``42 s``, ``12:30``, ``3:05:00``, ``2d 04:10``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 and isinstance(seconds, float) else f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02d}"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{hours // 24}d {hours % 24:02d}:{minutes:02d}"
-
-
-def printable(text: str) -> str:
-    """Without control characters, but for line ends: names out of other people's files land on a terminal."""
-    kept = text.replace("\t", " ")
-    return "".join(c for c in kept if c == "\n" or not unicodedata.category(c).startswith("C"))
 
 
 def _label(name: str) -> str:

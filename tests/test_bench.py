@@ -8,9 +8,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from reincarnate.bench import TURNS, WARM_UP_TICKS, Meter, bench
+from reincarnate.bench import bench
 from reincarnate.cli import main
 from reincarnate.errors import UserError
+from reincarnate.meter import TURNS, WARM_UP_TICKS, Meter
 
 CPU = torch.device("cpu")
 

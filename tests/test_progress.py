@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reincarnate import progress as progress_module
-from reincarnate.progress import Phase, Progress, clock_text, number_text, phase_text, printable
+from reincarnate.progress import Phase, Progress, phase_text
+from reincarnate.wording import clock_text, number_text, printable
 
 
 class Clock:

@@ -61,6 +61,6 @@ def say(line: str) -> None:
 
 def _printable(text: str) -> str:
     """Names out of files and repositories are among it: no control characters of somebody's making."""
-    from reincarnate.progress import printable
+    from reincarnate.wording import printable
 
     return printable(text)

@@ -199,7 +199,7 @@ def table(head: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> list[str
     from rich.table import Table
     from rich.text import Text
 
-    from reincarnate.progress import printable
+    from reincarnate.wording import printable
 
     drawn = Table(box=None, show_header=head is not None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in head or [""] * max(map(len, rows), default=0):
