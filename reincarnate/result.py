@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from reincarnate.atari_scores import human_normalized
 from reincarnate.phases import (
     OfflineState,
     OnlineState,
@@ -119,6 +120,10 @@ def _student(stage: Stage) -> dict[str, Any]:
             "offline": _normalized(stage, offline_return),
             "final": _normalized(stage, final_return),
         },
+        "human_normalized": {
+            "offline": _human_normalized(stage, offline_return),
+            "final": _human_normalized(stage, final_return),
+        },
     }
 
 
@@ -126,6 +131,10 @@ def _normalized(stage: Stage, returns: Returns | None) -> float | None:
     if returns is None:
         return None
     return teacher_normalized(returns, stage.teacher_return, stage.random_return)
+
+
+def _human_normalized(stage: Stage, returns: Returns | None) -> float | None:
+    return None if returns is None else human_normalized(stage.spec.env_id, returns.mean)
 
 
 def _teacher_buffer(folder: Path, collected: dict[str, Any] | None) -> dict[str, Any]:

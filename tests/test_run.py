@@ -47,7 +47,9 @@ CONTRACT: dict[str, Any] = {
     "env": None,
     "teacher": {"ref", "resolved", "revision", "sha256", "format", "act", "return", "reported"},
     "random": RETURN,
-    "student": {"name", "act", "offline_return", "final_return", "teacher_normalized"},
+    "student": {
+        "name", "act", "offline_return", "final_return", "teacher_normalized", "human_normalized",
+    },
     "buffers": {"teacher", "student"},
     "phases": {"evaluate", "collect", "offline", "online"},
     "distill": {"online_first", "online_last", "latched_at_agent_step"},
@@ -55,7 +57,7 @@ CONTRACT: dict[str, Any] = {
     "precision": None,
     "seed": None,
     "versions": None,
-}
+}  # fmt: skip
 
 
 def test_result_keeps_the_contract(finished: Path) -> None:
@@ -75,6 +77,7 @@ def test_result_keeps_the_contract(finished: Path) -> None:
     scale = result["teacher"]["return"]["mean"] - result["random"]["mean"]
     final = (result["student"]["final_return"]["mean"] - result["random"]["mean"]) / scale
     assert math.isclose(result["student"]["teacher_normalized"]["final"], final)
+    assert result["student"]["human_normalized"] == {"offline": None, "final": None}  # no game of Atari's
 
 
 def test_updates_and_agent_steps_keep_their_exact_ratio(finished: Path) -> None:
@@ -336,6 +339,10 @@ def test_atari_teachers_of_both_kinds_run_through_all_phases(file: str, cache: P
     assert all(row["distill_loss"] > 0 for row in losses if row["phase"] == "offline")
     assert losses[-1]["phase"] == "online"
     assert losses[-1]["distill_loss"] is None  # m is latched at 0: the teacher is not asked any more
+    student = result["student"]
+    for moment, value in student["human_normalized"].items():  # of Breakout, published: 1.7 and 30.5
+        assert math.isclose(value, (student[f"{moment}_return"]["mean"] - 1.7) / (30.5 - 1.7))
+    assert set(student["human_normalized"]) == {"offline", "final"}
 
 
 def test_teacher_temperature_is_that_of_its_kind(cache: Path, tmp_path: Path) -> None:
