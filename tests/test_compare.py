@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from cell_programs import write_cell_program
 from click.testing import CliRunner, Result
+from compared_runs import make_run
 from filelock import FileLock
 
 from reincarnate.cli import main
@@ -150,6 +152,29 @@ def test_finished_cells_are_never_run_again_and_failed_ones_stop_nobody(
     assert sorted(order(tmp_path)) == sorted(
         [f"start {name}" for name in (one, two, three)] + [f"resume {two}"]
     )
+
+
+def test_the_command_ends_with_a_line_for_each_failed_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails.py").write_text("import sys; sys.exit('reincarnate: no room for ' + sys.argv[-1])")
+    command = (sys.executable, str(tmp_path / "fails.py"))
+    launcher = functools.partial(LocalLauncher, command=command)
+    monkeypatch.setattr("reincarnate.launching.choice.LocalLauncher", launcher)
+    out = tmp_path / "out"
+    one, two, three = (cell_folder(out, cell) for cell in small_plan().cells)
+    make_run(one, 480.0, teacher=500.0, random=20.0, ref=TEACHER, env="CartPole-v1")  # finished already
+    before = digests(one)
+    options = ["--teacher", TEACHER, "--seeds", "3", "--preset", "quick", *cli_options(), "--out", str(out)]
+    for arguments in (options, ["--resume", str(out)]):  # the failed ones are tried again
+        result = CliRunner().invoke(main, ["compare", *arguments])
+        assert result.exit_code == 2, result.output
+        *failed, last = result.stderr.strip().splitlines()[-3:]
+        assert [line.partition(": ")[0] for line in failed] == [two.name, three.name]
+        assert all("no room for" in line for line in failed)
+        assert last == f"reincarnate: 2 of 3 cells failed; try again with --resume {out}"
+    assert digests(one) == before
+    assert [cell["status"] for cell in read(out, "compare.json")["cells"]] == ["done", "failed", "failed"]
 
 
 def test_a_cell_that_another_process_still_runs_is_waited_for(tmp_path: Path, fake: tuple[str, ...]) -> None:

@@ -88,11 +88,7 @@ def compare(
         )
     _show(found, as_json, tracker)
     if found.failed:
-        name, why = next(iter(found.failed.items()))
-        raise UserError(
-            f"{len(found.failed)} of {len(found.document['cells'])} cells failed, {name}: {why}; "
-            f"try them again with --resume {found.folder}"
-        )
+        _refuse_failed(found)
 
 
 @main.command()
@@ -126,6 +122,14 @@ def _check(tracker: str | None) -> None:
         from reincarnate.comparison import trackers
 
         trackers.load(tracker)
+
+
+def _refuse_failed(found: Comparison) -> None:
+    """A line per failed cell where it is seen, after hours of others, and exit code 2."""
+    for name, why in found.failed.items():
+        say(f"{name}: failed: {why}")
+    count, of = len(found.failed), len(found.document["cells"])
+    raise UserError(f"{count} of {of} cells failed; try again with --resume {found.folder}")
 
 
 def _show(found: Comparison, as_json: bool, tracker: str | None) -> None:
