@@ -1,8 +1,8 @@
 """Live progress on a terminal, plain lines anywhere else; on standard error, so that ``--json`` stays clean.
 
 A terminal shows one line with a bar per open phase, and one with the numbers that matter. Anything else (a
-file, a pipe, a CI log, TERM=dumb) gets a line when a phase starts, one every few seconds, and one when it
-ends: no ANSI, no control characters.
+file, a pipe, a CI log, TERM=dumb) gets a line when a phase starts, one every few seconds in which it got
+on, and one when it ends: no ANSI, no control characters.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Rates are over the last so many seconds of work.
 WINDOW_SECONDS = 30.0
+#: Plain lines say that a phase is still going on, though it does not get on, so often.
+STILL_SECONDS = 60.0
 #: A terminal is redrawn at most this often.
 REDRAW_SECONDS = 0.2
 _BAR_WIDTHS = (36, 24, 16, 10)
@@ -170,6 +172,7 @@ class _Lines:
     def __init__(self, stream: TextIO, every_seconds: float) -> None:
         self._stream, self._every = stream, every_seconds
         self._due: dict[Phase, float] = {}
+        self._said: dict[Phase, tuple[float, int]] = {}  # at its last line: seconds of work, and units done
 
     def start(self, phase: Phase) -> None:
         resumed = f" (from {phase.first:,})" if phase.first else ""
@@ -181,10 +184,17 @@ class _Lines:
         if now < due:
             return
         self._due[phase] = now + self._every
-        self.say(", ".join((f"{phase.name}: {counts(phase)}", *speed(phase), *numbers(phase))))
+        seconds, (seconds_then, done_then) = phase.seconds, self._said.get(phase, (0.0, phase.first))
+        stands = phase.done == done_then
+        if stands and seconds - seconds_then < STILL_SECONDS:
+            return  # the same line again would say nothing
+        self._said[phase] = seconds, phase.done
+        still = (f"still after {clock_text(math.ceil(seconds))}",) if stands else ()
+        self.say(", ".join((f"{phase.name}: {counts(phase)}", *still, *speed(phase), *numbers(phase))))
 
     def end(self, phase: Phase, ended: bool) -> None:
         self._due.pop(phase, None)
+        self._said.pop(phase, None)
         self.say(", ".join((*summary(phase, ended), *numbers(phase))))
 
     def say(self, line: str) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reincarnate import progress as progress_module
@@ -158,6 +158,7 @@ def test_clocks_are_short(seconds: float, text: str) -> None:
     assert clock_text(seconds) == text
 
 
+@settings(deadline=None)  # a busy machine may take its time
 @given(st.text())
 def test_printable_never_holds_control_characters(text: str) -> None:
     kept = printable(text)
@@ -183,6 +184,21 @@ def test_plain_lines_at_the_start_now_and_then_and_at_the_end(clock: Clock, log:
     )
     assert lines[1:-1] == [f"offline: {line}" for line in middle]
     assert lines[-1] == "offline: 2,000 updates in 20 s, 100.0 updates/s, G_T 69.8, td loss 0.012, KL 1.50"
+
+
+def test_plain_lines_do_not_repeat_where_nothing_got_on(clock: Clock, log: io.StringIO) -> None:
+    progress = Progress(log, every_seconds=5.0, clock=clock)
+    with progress.phase("evaluate", total=8, unit="games") as phase:
+        for second in range(1, 151):  # long games: the first ends after 130 s
+            clock.now += 1.0
+            phase.update(2 if second > 130 else 0)
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "evaluate: 8 games"
+    assert lines[1:3] == [f"evaluate: 0/8 games (0%), still after {time}" for time in ("1:01", "2:01")]
+    assert [line.partition(",")[0] for line in lines[3:]] == [
+        "evaluate: 2/8 games (25%)",
+        "evaluate: 2 games in 2:30",
+    ]
 
 
 def test_plain_output_has_no_control_characters(clock: Clock, log: io.StringIO) -> None:
