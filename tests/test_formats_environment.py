@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -133,9 +134,20 @@ def test_a_name_of_the_other_kind_of_environment_does_not_tell(dense: Path) -> N
         detect_and_read(copied(dense, "Breakout-dqn", "x.cleanrl_model"))
 
 
-def test_an_unknown_environment_names_the_file_and_the_nearest(dense: Path) -> None:
-    with pytest.raises(UserError, match=r"dqn\.cleanrl_model: no environment 'CartPol-v1'.*CartPole-v1"):
+def test_an_unknown_environment_names_the_option_and_the_nearest(dense: Path) -> None:
+    with pytest.raises(UserError, match=r"^--env: no environment 'CartPol-v1'.*CartPole-v1"):
         detect_and_read(dense, Hints("CartPol-v1"))
+
+
+def test_an_environment_that_the_user_named_is_what_does_not_fit(dense: Path, tmp_path: Path) -> None:
+    at = re.escape(str(dense))
+    with pytest.raises(
+        UserError, match=rf"^--env Acrobot-v1 does not fit the teacher {at} .*leave --env out"
+    ):
+        detect_and_read(dense, Hints("Acrobot-v1"))
+    path = nature(tmp_path / "Breakout-dqn" / "x.cleanrl_model", 6)
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: wrong action count.*right .* with --env"):
+        detect_and_read(path)
 
 
 def test_eighteen_outputs_are_the_full_action_set(tmp_path: Path) -> None:

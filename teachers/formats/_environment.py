@@ -72,7 +72,9 @@ def cleanrl_environment(
         if weights.image_sides:
             low, high = weights.image_sides
             assumed["obs_shape"] = f"{believed}; the weights fit square images of {low} to {high} pixels"
-    env = fit_environment(path, env_id, weights.obs_shape, weights.num_outputs, overrides)
+    env = fit_environment(
+        path, env_id, weights.obs_shape, weights.num_outputs, overrides, asked=hints.env_id is not None
+    )
     if env.full_action_set:
         assumed["full_action_set"] = f"the network has {weights.num_outputs} outputs"
     return env, assumed
@@ -125,35 +127,62 @@ def _is_cleanba(script: str) -> bool:
 
 
 def fit_environment(
-    path: Path, env_id: str, obs_shape: tuple[int, ...], num_outputs: int, overrides: Mapping[str, Any]
+    path: Path,
+    env_id: str,
+    obs_shape: tuple[int, ...],
+    num_outputs: int,
+    overrides: Mapping[str, Any],
+    *,
+    asked: bool,
+    own: str | None = None,
 ) -> EnvSpec:
     """The EnvSpec of ``env_id`` with ``overrides``, checked against a network's input and output.
+
+    Args:
+        path: the teacher's file.
+        env_id: the environment.
+        obs_shape: what the network takes.
+        num_outputs: what it gives, per value.
+        overrides: fields of the EnvSpec.
+        asked: the user named the environment, so that it, and not the file, is what does not fit.
+        own: the environment that the file itself names, where it does.
 
     Raises:
         UserError: unknown environment, wrong kind or size of observation, wrong action count.
     """
-    try:
-        env = env_spec(env_id)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except ImportError as error:  # EnvPool's families need libraries of their own
-        raise UserError(f"{path}: {env_id} cannot be played here ({reason(error)})") from None
+    env = _known(path, env_id, asked)
     image = len(obs_shape) == 3
     if image != (env.kind == "atari") or (not image and env.obs_shape != obs_shape):
-        raise UserError(
-            f"{path}: the network takes observations of shape {list(obs_shape)}, {env.env_id} gives "
-            f"{list(env.obs_shape)}; name the right environment with --env"
-        )
+        found = f"the network takes observations of shape {list(obs_shape)}, {env.env_id} gives "
+        raise misfit(path, env.env_id, found + str(list(env.obs_shape)), asked, own)
     settings = dict(overrides)
     if num_outputs != env.num_actions and image and num_outputs == _FULL_ACTION_SET:
         settings["full_action_set"] = True
     fitted = env_spec(env_id, **settings)
     if fitted.num_actions != num_outputs:
-        raise UserError(
-            f"{path}: wrong action count: the network has {num_outputs} outputs, {env.env_id} has "
-            f"{env.num_actions} actions; name the right environment with --env"
-        )
+        found = f"the network has {num_outputs} outputs, {env.env_id} has {env.num_actions} actions"
+        raise misfit(path, env.env_id, f"wrong action count: {found}", asked, own)
     return fitted
+
+
+def misfit(path: Path, env_id: str, found: str, asked: bool, own: str | None = None) -> UserError:
+    """An environment that does not go with the weights: whose mistake it is, and what to do."""
+    if not asked:
+        return UserError(f"{path}: {found}; name the right environment with --env")
+    plays = f"it was trained in {own}" if own else "where its file or name tells what it plays"
+    return UserError(
+        f"--env {env_id} does not fit the teacher {path} ({found}); leave --env out ({plays}), or name an "
+        "environment that fits"
+    )
+
+
+def _known(path: Path, env_id: str, asked: bool) -> EnvSpec:
+    try:
+        return env_spec(env_id)
+    except UserError as error:
+        raise UserError(f"--env: {error}" if asked else f"{path}: {error}") from None
+    except ImportError as error:  # EnvPool's families need libraries of their own
+        raise UserError(f"{path}: {env_id} cannot be played here ({reason(error)})") from None
 
 
 def _env_id(

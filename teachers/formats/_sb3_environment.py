@@ -72,7 +72,9 @@ def sb3_environment(path: Path, hints: Hints, weights: Weights, zoo: Zoo) -> tup
         _below_the_wrapper(path, hints, env_id, zoo, settings)
     else:
         _vector_settings(path, hints, zoo, settings)
-    env = fit_environment(path, env_id, weights.obs_shape, weights.num_outputs, settings.fields)
+    env = fit_environment(
+        path, env_id, weights.obs_shape, weights.num_outputs, settings.fields, asked=hints.env_id is not None
+    )
     if env.full_action_set and "full_action_set" not in settings.why:
         settings.why["full_action_set"] = f"the network has {weights.num_outputs} outputs"
     return env, settings.why

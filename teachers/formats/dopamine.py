@@ -18,7 +18,7 @@ from reincarnate.teachers.formats import _dopamine_networks as networks
 from reincarnate.teachers.formats._checkpoint import Checkpoint, Hints
 from reincarnate.teachers.formats._dopamine_bundle import looks_like_bundle, read_parameters
 from reincarnate.teachers.formats._dopamine_gin import Gin, gin_beside
-from reincarnate.teachers.formats._environment import fit_environment
+from reincarnate.teachers.formats._environment import fit_environment, misfit
 from reincarnate.teachers.formats._weights import Weights, assemble
 from reincarnate.teachers.teacher import TeacherSpec
 from reincarnate.types import EnvSpec
@@ -73,7 +73,9 @@ def read(path: Path, hints: Hints) -> Checkpoint:
     if not body.is_image:
         _normalise(path, weights, game)
     overrides, assumed = _settings(weights, gin) if body.is_image else ({}, {})
-    env = fit_environment(path, game.env_id, weights.obs_shape, weights.num_outputs, overrides)
+    env = fit_environment(
+        path, game.env_id, weights.obs_shape, weights.num_outputs, overrides, asked=hints.env_id is not None
+    )
     if env.full_action_set:
         assumed["full_action_set"] = f"the network has {weights.num_outputs} outputs per value"
     spec = TeacherSpec(env, "q_values", weights.network, weights.options, head.algorithm)
@@ -97,9 +99,9 @@ def _settings(weights: Weights, gin: Gin) -> tuple[dict[str, Any], dict[str, str
 def _environment(path: Path, hints: Hints, gin: Gin, is_image: bool) -> tuple[EnvSpec, str]:
     """The environment with its defaults, and where its name was found."""
     if hints.env_id:
-        return _known(path, hints.env_id, is_image), "--env"
+        return _known(path, hints.env_id, is_image, True), "--env"
     if gin.game:
-        return _known(path, gin.game, is_image), f"{gin.source}"
+        return _known(path, gin.game, is_image, False), f"{gin.source}"
     for kind, name in _names(path, hints):
         env = _named(name)
         if env is not None and (env.kind == "atari") == is_image:
@@ -110,14 +112,15 @@ def _environment(path: Path, hints: Hints, gin: Gin, is_image: bool) -> tuple[En
     )
 
 
-def _known(path: Path, name: str, is_image: bool) -> EnvSpec:
+def _known(path: Path, name: str, is_image: bool, asked: bool) -> EnvSpec:
     try:
         env = env_spec(name)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"--env: {error}" if asked else f"{path}: {error}") from None
     if (env.kind == "atari") != is_image:
         sees = "images" if is_image else "vectors"
-        raise UserError(f"{path}: the network takes {sees}, not what {env.env_id} gives; name another --env")
+        found = f"the network takes {sees}, not what {env.env_id} gives"
+        raise misfit(path, env.env_id, found, asked)
     return env
 
 

@@ -176,7 +176,8 @@ def _checked_state(path: Path, spec: TeacherSpec, tensors: Mapping[str, Tensor])
 
 def _other_environment(path: Path, recorded: EnvSpec, env_id: str) -> EnvSpec:
     """The environment a user asked for instead, with the recorded preprocessing."""
-    env = fit_environment(path, env_id, recorded.obs_shape, recorded.num_actions, {})
+    shape, actions, own = recorded.obs_shape, recorded.num_actions, recorded.env_id
+    env = fit_environment(path, env_id, shape, actions, {}, asked=True, own=own)
     if env.env_id == recorded.env_id:
         return recorded
     if env.kind == "vector":
