@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import json
 import os
 import tempfile
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from reincarnate.errors import UserError
+
+_MOST_NAMES = 2_000  # that a mistyped one is compared with
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -45,6 +49,23 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}); it is damaged") from None
+
+
+def did_you_mean(path: Path) -> str:
+    """`` (did you mean 'runs/demo'?)`` for a path that does not exist; empty where nothing is near.
+
+    The first part that is missing is compared with what lies in its folder.
+    """
+    missing = path
+    try:
+        while not missing.parent.exists() and missing != missing.parent:
+            missing = missing.parent
+        there = (each.name for each in missing.parent.iterdir() if not each.name.startswith("."))
+        names = list(itertools.islice(there, _MOST_NAMES))
+    except (OSError, ValueError):  # no right to look, or no path at all
+        return ""
+    close = difflib.get_close_matches(missing.name, names, n=1, cutoff=0.6)
+    return f" (did you mean {str(missing.parent / close[0])!r}?)" if close else ""
 
 
 def cache_folder() -> Path:

@@ -20,6 +20,9 @@ _WRITTEN = (
     *("curves.png", "curves.svg", "losses.png", "losses.svg"),
 )
 
+#: Of a comparison. The name is reincarnate.launching's, which stands higher and cannot be asked.
+_GRID_FILE = "grid.json"
+
 
 def lock(folder: Path, name: str = "run.lock") -> FileLock:
     """Own ``folder`` until the lock is released (or the process ends); ``name`` is the lock's file there.
@@ -85,13 +88,29 @@ def read_config(folder: Path) -> RunConfig:
         UserError: no run there, or its configuration is damaged or of another version.
     """
     if not (folder / "config.json").exists():
-        raise UserError(f"{folder} holds no run to resume (no config.json); start one with --out {folder}")
+        raise UserError(_no_run(folder))
     values = files.read_json(folder / "config.json")
     if not isinstance(values, dict):
         raise UserError(f"{folder / 'config.json'} is not the configuration of a run; it is damaged")
     values.pop("versions", None)
     values.pop("ranks", None)
     return RunConfig.from_dict(values)
+
+
+def _no_run(folder: Path) -> str:
+    """What is there instead of a run to resume, and what to do."""
+    if not folder.exists():
+        return (
+            f"there is no folder {str(folder)!r}{files.did_you_mean(folder)}; --resume takes a run's folder"
+        )
+    if not folder.is_dir():
+        return f"{folder} is a file; --resume takes the folder of a run, with its config.json"
+    if (folder / _GRID_FILE).exists():
+        return f"{folder} holds a comparison; go on with it by `reincarnate compare --resume {folder}`"
+    runs = sorted(each.parent for each in folder.glob("*/config.json"))
+    if runs:
+        return f"{folder} is no run, it holds some: {', '.join(map(str, runs[:6]))}; --resume one of them"
+    return f"{folder} holds no run to resume (no config.json); start one with --out {folder}"
 
 
 def check_same_ranks(folder: Path, ranks: int) -> None:

@@ -35,7 +35,15 @@ from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoSibling
 from reincarnate import files
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats import Companions
-from reincarnate.teachers.reference import CARD, Reference, candidates, choose_file, is_safe_name
+from reincarnate.teachers.reference import (
+    CARD,
+    Reference,
+    candidates,
+    choose_file,
+    is_in_folder,
+    is_safe_name,
+    nearest_here,
+)
 
 T = TypeVar("T")
 Announce = Callable[[str], None]
@@ -147,7 +155,8 @@ def _find(reference: Reference) -> tuple[str, ModelInfo]:
         with contextlib.suppress(_MissingError):
             return repo, _ask(question, reference, repo)
     tried = f" (tried {', '.join(names[1:])} too)" if len(names) > 1 else ""
-    raise UserError(f"no Hub repository {names[0]}{tried}; if it is private, {LOGIN}")
+    here = f"no such file or folder here{nearest_here(reference.text)}"
+    raise UserError(f"no Hub repository {names[0]}{tried}, and {here}; if it is private, {LOGIN}")
 
 
 def _download(reference: Reference, repo: str, info: ModelInfo, say: Announce) -> Downloaded:
@@ -279,7 +288,11 @@ def _from_cache(reference: Reference, why: _UnreachableError, say: Announce) -> 
         companions = Companions(tuple(names), folder.joinpath)
         return Downloaded(folder / file, repo, folder.name, file, text, companions, offline=True)
     wanted = f"{reference.repo}@{reference.revision}" if reference.revision else reference.repo
-    raise UserError(f"{why.reason}, and {wanted} is not in the cache; {why.advice}")
+    meant = nearest_here(reference.text)
+    here = (
+        f", nor is there such a file or folder here{meant}" if meant or is_in_folder(reference.text) else ""
+    )
+    raise UserError(f"{why.reason}, and {wanted} is not in the cache{here}; {why.advice}")
 
 
 class _Relay(logging.Handler):

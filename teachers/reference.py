@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from reincarnate import files
 from reincarnate.errors import UserError
 
 #: Where the teachers that ship with the package lie, one folder each.
@@ -64,8 +65,21 @@ def parse_reference(text: str) -> Reference:
     if text.startswith("bundled/"):
         return _parse_bundled(text)
     if _looks_like_path(text):
-        raise UserError(f"no such file or folder: {text!r}")
+        form = "; a Hub repository is owner/name[@revision][:file]" if _is_long(text) else ""
+        raise UserError(f"no such file or folder: {text!r}{nearest_here(text)}{form}")
     return _parse_hub(text)
+
+
+def nearest_here(text: str) -> str:
+    """`` (did you mean ...?)`` with the nearest file or folder on this machine; empty where none is near."""
+    path = _local_path(text)
+    return "" if path is None else files.did_you_mean(path)
+
+
+def is_in_folder(text: str) -> bool:
+    """Whether ``owner/name`` may as well be meant as a path: there is a folder of the owner's name here."""
+    path = _local_path(text)
+    return path is not None and path.parent != Path() and path.parent.is_dir()
 
 
 def candidates(reference: Reference) -> list[str]:
@@ -97,13 +111,14 @@ def split_name(name: str) -> tuple[str | None, str | None]:
     return (zoo["env"], zoo["algorithm"]) if zoo else (None, None)
 
 
-def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> str:
+def choose_file(names: Sequence[str], where: str, wanted: str | None = None, *, local: bool = False) -> str:
     """The file with the weights among ``names`` (POSIX paths below ``where``).
 
     A wanted file must be there. Else the first ending of ``WEIGHT_ENDINGS`` that occurs decides, files at the
     top before nested ones, and among several the one the repository is named after, or that has a folder of
     its own beside it (its settings, or its unpacked copy). Without any: Dopamine's newest ``ckpt.N``, or a
-    file without an ending that the repository is named after.
+    file without an ending that the repository is named after. ``local``: ``where`` is a folder here, and
+    advice is for one.
 
     Raises:
         UserError: the wanted file is missing, nothing looks like weights, or several do; lists what is there.
@@ -132,9 +147,8 @@ def choose_file(names: Sequence[str], where: str, wanted: str | None = None) -> 
     if len(found) > 1:
         found = [name for name in found if _has_folder(name, names)] or found
     if len(found) > 1:
-        raise UserError(
-            f"{where} holds several checkpoints: {_listed(found)}; name one (owner/name:FILE, or its path)"
-        )
+        one = f"its path, e.g. {PurePosixPath(where) / found[0]}" if local else "OWNER/NAME:FILE"
+        raise UserError(f"{where} holds several checkpoints: {_listed(found)}; name one of them ({one})")
     return found[0]
 
 
@@ -161,7 +175,7 @@ def local_file(reference: Reference) -> Path:
     if reference.kind == "run":
         return path / RUN_STUDENT
     names = [each.relative_to(path).as_posix() for each in files_below(path)]
-    return path / choose_file(names, str(path))
+    return path / choose_file(names, str(path), local=True)
 
 
 def local_card(file: Path) -> str | None:
@@ -202,7 +216,14 @@ def _looks_like_path(text: str) -> bool:
         return True
     head = text.partition(":")[0]
     named = head.endswith(WEIGHT_ENDINGS) or _DOPAMINE.fullmatch(head) is not None
-    return named or (head.count("/") > 1 and "@" not in head and "://" not in text)
+    return named or _is_long(text)
+
+
+def _is_long(text: str) -> bool:
+    """Whether it has more parts than owner and name."""
+    head = text.partition(":")[0]
+    relative = not text.startswith(("/", ".", "~", "\\"))
+    return relative and head.count("/") > 1 and "@" not in head and "://" not in text
 
 
 def _parse_path(text: str, path: Path) -> Reference:
@@ -232,10 +253,15 @@ def _parse_bundled(text: str) -> Reference:
     name = text.removeprefix("bundled/")
     known = bundled_names()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f" (did you mean bundled/{close[0]}?)" if close else ""
-        raise UserError(f"no bundled teacher {name!r}{hint}; there are: {', '.join(known) or 'none'}")
+        raise UserError(
+            f"no bundled teacher {name!r}{_nearest_bundled(name)}; there are: {', '.join(known) or 'none'}"
+        )
     return Reference(text, "bundled", repo=name, path=BUNDLED / name)
+
+
+def _nearest_bundled(name: str) -> str:
+    close = difflib.get_close_matches(name, bundled_names(), n=1, cutoff=0.4)
+    return f" (did you mean bundled/{close[0]}?)" if close else ""
 
 
 def _parse_hub(text: str) -> Reference:
@@ -244,8 +270,10 @@ def _parse_hub(text: str) -> Reference:
     head, colon, file = text.partition(":")  # neither a repository nor a git revision may hold a colon
     repo, at, revision = head.partition("@")
     if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo or repo.endswith((".git", "-", ".")):
+        near = nearest_here(text) or _nearest_bundled(text)
         raise UserError(
-            f"no teacher {text!r}: not a file, a folder or a Hub repository (owner/name[@revision][:file])"
+            f"no teacher {text!r}: not a file, a folder or a Hub repository "
+            f"(owner/name[@revision][:file]){near}"
         )
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise UserError(f"{text!r} names no valid revision after '@'; give a branch, tag or commit")

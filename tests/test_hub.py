@@ -99,6 +99,17 @@ def test_absent_repository_tells_what_was_tried(hub: LoopbackHub, status: int, n
     )
 
 
+def test_an_absent_repository_may_have_been_meant_as_a_path(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "me" / "student-2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    here = r"no such file or folder here \(did you mean 'me/student-2'\?\)"
+    fails(rf"no Hub repository me/student2 \(.*\), and {here}; if it is private", "me/student2")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    fails(r"me/zzz is not in the cache, nor is there such a file or folder here; go online", "me/zzz")
+
+
 def test_renamed_repository_is_followed_and_told(hub: LoopbackHub) -> None:
     hub.repositories["old/name"] = Repository(moved_to=FULL)
     lines: list[str] = []

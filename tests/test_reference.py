@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reincarnate.errors import UserError
@@ -13,9 +13,11 @@ from reincarnate.teachers.reference import (
     bundled_names,
     candidates,
     choose_file,
+    is_in_folder,
     is_safe_name,
     local_card,
     local_file,
+    nearest_here,
     parse_reference,
     split_name,
 )
@@ -86,6 +88,7 @@ def test_what_is_no_reference(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@settings(deadline=None)  # a busy machine may take its time
 @given(st.text(max_size=40))
 def test_any_text_is_understood_or_refused_in_one_line(text: str) -> None:
     refused = None
@@ -243,6 +246,46 @@ def test_folder_without_checkpoint(tmp_path: Path) -> None:
 )
 def test_choose_file(names: list[str], where: str, chosen: str) -> None:
     assert choose_file(names, where) == chosen
+
+
+def test_several_checkpoints_are_told_with_advice_for_where_they_are(tmp_path: Path) -> None:
+    names = ["a.pt", "b.pt"]
+    with pytest.raises(
+        UserError, match=r"x/y holds several .*: a\.pt, b\.pt; name one of them \(OWNER/NAME:FILE"
+    ):
+        choose_file(names, "x/y")
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"several .*name one of them \(its path, e\.g\. .*/a\.pt\)") as told:
+        local_file(parse_reference(str(tmp_path)))
+    assert "OWNER" not in str(told.value)
+
+
+# Mistyped paths
+
+
+def test_a_mistyped_path_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "demo" / "snapshots").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for text, meant in (
+        ("./runs/dmo", "runs/demo"),
+        ("runs/demo/snapshot/x.safetensors", "runs/demo/snapshots"),
+        ("rnus/demo/snapshots", "runs"),
+        (str(tmp_path / "runs" / "demoo"), str(tmp_path / "runs" / "demo")),
+    ):
+        with pytest.raises(UserError) as told:
+            parse_reference(text)
+        assert str(told.value).startswith(f"no such file or folder: {text!r} (did you mean {meant!r}?)")
+    with pytest.raises(UserError, match=r"'runs/x/y/z'; a Hub repository is owner/name"):
+        parse_reference("runs/x/y/z")
+    with pytest.raises(
+        UserError, match=r"no teacher 'CartPole-dqm': .*\(did you mean bundled/CartPole-dqn\?\)"
+    ):
+        parse_reference("CartPole-dqm")
+    assert nearest_here("runs/demmo") == " (did you mean 'runs/demo'?)"  # as well a Hub repository
+    assert is_in_folder("runs/zzz")
+    assert nearest_here("runs/zzz") == nearest_here("cleanrl/x") == nearest_here("a\0b/c") == ""
+    assert not is_in_folder("cleanrl/x")
 
 
 def test_long_listings_are_cut() -> None:
