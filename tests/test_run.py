@@ -1,3 +1,4 @@
+import io
 import math
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import reincarnate
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped, evaluation
 from reincarnate.phases.stage import Stage
+from reincarnate.progress import Progress
 from reincarnate.runner import Run
 
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
@@ -123,6 +125,23 @@ def test_every_file_of_the_run_directory_is_there(finished: Path) -> None:
     assert {"offline-60.safetensors", "offline-120.safetensors"} <= snapshots
     assert sum(name.startswith("online-") for name in snapshots) == 2
     assert not [name for name in names if name.startswith(".")]  # nothing half-written
+
+
+def test_a_run_without_an_online_phase_evaluates_its_student_once(cache: Path, tmp_path: Path) -> None:
+    log = io.StringIO()
+    config = small_config(online__agent_steps=0, offline__updates=40, offline__evaluations=1)
+    document = Run.start(config, tmp_path / "run", Progress(stream=log)).execute()
+    assert log.getvalue().count("evaluate student after offline") == 3  # its beginning, its end, its result
+    assert "evaluate student after online" not in log.getvalue()
+    student = document["student"]
+    assert student["final_return"] == student["offline_return"] is not None
+    evaluations = read(tmp_path / "run", "curves.json")["evaluations"]
+    assert [(each["phase"], each["updates"]) for each in evaluations] == [("offline", 40), ("online", 0)]
+    assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["offline-40.safetensors"]
+    none = small_config(online__agent_steps=0, offline__updates=0, offline__evaluations=0)
+    document = Run.start(none, tmp_path / "none", quiet()).execute()
+    assert document["student"]["offline_return"] is None
+    assert document["student"]["final_return"] is not None  # measured, as nobody has before
 
 
 def test_evaluations_come_at_the_presets_points(finished: Path) -> None:

@@ -87,8 +87,10 @@ class _Online:
         self._recent: deque[float] = deque(maxlen=stage.config.distill.window_games)
 
     def run(self) -> None:
-        stage, state, env_config = self._stage, self._state, self._stage.config.env
         self._warn()
+        if self._config.agent_steps == 0 and self._evaluated_already():
+            return
+        stage, state, env_config = self._stage, self._state, self._stage.config.env
         total = self._config.agent_steps
         with (
             make_env(
@@ -112,6 +114,20 @@ class _Online:
             self._learn()  # the last ones due
             self._log()
             self._clock.tick()
+
+    def _evaluated_already(self) -> bool:
+        """The student that has nothing to play is the one that the offline phase has evaluated at its end.
+
+        That measurement counts as the online phase's too: another one would only cost time and differ by
+        chance.
+        """
+        stage, state, wanted = self._stage, self._state, self._config.evaluations
+        evaluations = stage.curves.evaluations
+        last = evaluations[-1] if evaluations and state.evaluations < wanted else None
+        if last is not None and last.phase == "offline" and last.updates == stage.config.offline.updates:
+            stage.curves.add_evaluation("online", 0, 0, last.act, last.returns, 0.0)
+            state.evaluations = wanted
+        return state.evaluations == wanted
 
     def _warn(self) -> None:
         if 0 < self._config.agent_steps <= self._config.learning_starts_agent_steps:
