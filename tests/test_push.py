@@ -331,6 +331,14 @@ def test_command_line(runs: Path, hub: LoopbackHub, tmp_path: Path) -> None:
     commit = hub.repositories[REPO].refs["main"]
     count = len(on_hub(hub)) - 1
     assert done.stdout == f"{hub.endpoint}/{REPO} (commit {commit[:12]}, {count} files)\n"
+    again = json.loads(run(REPO, "--private", "--json").stdout)
+    assert again == {
+        "repo": REPO,
+        "url": f"{hub.endpoint}/{REPO}",
+        "commit": hub.repositories[REPO].refs["main"],
+        "files": again["files"],
+    }
+    assert set(again["files"]) >= FILES
     refused = run("other/x")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reincarnate.cli.group import main, say
+from reincarnate.cli.group import main, print_result, say
 
 
 @main.command()
@@ -20,9 +20,19 @@ from reincarnate.cli.group import main, say
     is_flag=True,
     help="Also an unfinished run, or into a repository that holds something else.",
 )
-def push(run: Path, repo: str, private: bool, revision: str | None, message: str | None, force: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def push(
+    run: Path,
+    repo: str,
+    private: bool,
+    revision: str | None,
+    message: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Upload the run directory RUN to the Hub repository REPO (owner/name), without names of this machine."""
     from reincarnate.sharing import push as upload
 
     pushed = upload(run, repo, private=private, revision=revision, message=message, force=force, announce=say)
-    click.echo(f"{pushed.url} (commit {pushed.commit[:12]}, {len(pushed.files)} files)")
+    told = f"{pushed.url} (commit {pushed.commit[:12]}, {len(pushed.files)} files)"
+    print_result(pushed.to_dict(), as_json, lambda: [told])

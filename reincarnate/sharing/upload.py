@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from filelock import BaseFileLock
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, errors
@@ -35,6 +36,10 @@ class Pushed:
     url: str
     commit: str  # 40 hex digits
     files: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of ``push --json``: ``repo``, ``url``, ``commit``, ``files``."""
+        return dataclasses.asdict(self) | {"files": list(self.files)}
 
 
 def push(
