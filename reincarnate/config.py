@@ -260,11 +260,16 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
             return None
         return _parse(name, value, next(option for option in options if option is not types.NoneType))
     try:
-        return _scalar(value, hint)
+        parsed = _scalar(value, hint)
     except (ValueError, TypeError, KeyError, OverflowError):
-        raise UserError(f"{name} takes a value of type {hint.__name__}, got {value!r}") from None
+        finite = " (a finite number)" if hint is float else ""
+        raise UserError(f"{name} takes a value of type {hint.__name__}{finite}, got {value!r}") from None
+    if hint is int and abs(parsed) > _LARGEST:
+        raise UserError(f"{name} must be at most {_LARGEST}, got {value!r}")
+    return parsed
 
 
+_LARGEST = 10**15  # of whole numbers: exact as a float, and counts of it still fit where they are stored
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -347,6 +352,8 @@ _POSITIVE_OR_NONE = (
     "env.max_agent_steps",
 )
 _NOT_NEGATIVE_OR_NONE = ("teacher_seed",)
+#: What is held at once, in memory that nothing else checks.
+_AT_MOST = {"env.num_envs": 65_536, "optimizer.batch_size": 1_048_576}
 
 
 def _validate(config: RunConfig) -> None:
@@ -365,3 +372,6 @@ def _validate(config: RunConfig) -> None:
         for name in names:
             if not holds(value(name)):
                 raise UserError(f"{name} must be {words}, got {value(name)!r}")
+    for name, most in _AT_MOST.items():
+        if value(name) > most:
+            raise UserError(f"{name} must be at most {most}, got {value(name)!r}")
