@@ -17,6 +17,15 @@ _MOST_NAMES = 2_000  # that a mistyped one is compared with
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: a reader sees the old file or the new one, never a part."""
+    try:
+        _write_aside(path, data)
+    except OSError as error:  # a full disk does not say where, and nobody knows the file aside
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_aside(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -69,8 +78,17 @@ def did_you_mean(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """``$REINCARNATE_CACHE``, or ``reincarnate`` in the user's cache folder."""
+    """``$REINCARNATE_CACHE``, or ``reincarnate`` in the user's cache folder.
+
+    Raises:
+        UserError: there is no home folder that it could be in.
+    """
     explicit = os.environ.get("REINCARNATE_CACHE")
-    if explicit:
-        return Path(explicit).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reincarnate"
+    folder = Path(explicit or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return folder.expanduser() if explicit else folder.expanduser() / "reincarnate"
+    except RuntimeError:  # an unknown user's
+        raise UserError(
+            f"the cache cannot be in {folder}, as there is no such home folder; name another one in "
+            "REINCARNATE_CACHE"
+        ) from None

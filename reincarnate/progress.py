@@ -7,6 +7,7 @@ on, and one when it ends: no ANSI, no control characters.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -46,7 +47,8 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        target = cast(TextIO, _Lasting(sys.stderr if stream is None else stream))
+        shown = sys.stderr if stream is None else stream
+        target = cast(TextIO, _Lasting(shown or _Nowhere()))
         self._display: _Display = (
             _Terminal(target, clock) if _is_terminal(target) else _Lines(target, every_seconds)
         )
@@ -375,6 +377,13 @@ class _Lasting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Nowhere(io.TextIOBase):
+    """Where there is no standard error at all (``2>&-``)."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def _is_terminal(stream: TextIO) -> bool:

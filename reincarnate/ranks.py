@@ -153,6 +153,20 @@ def launched() -> bool:
     return all(name in os.environ for name in _VARIABLES) and size.isdecimal() and int(size) > 1
 
 
+def refuse_several(what: str) -> None:
+    """Refuse to do in each of several processes what is meant for one; ``what``: e.g. ``a comparison``.
+
+    Raises:
+        UserError: torchrun started this process as one of several.
+    """
+    if launched():
+        size = os.environ["WORLD_SIZE"]
+        raise UserError(
+            f"{what} cannot run as {size} processes (WORLD_SIZE={size}), only `reincarnate run` can; "
+            "start it without torchrun"
+        )
+
+
 def _join() -> Team:
     global _connections
     if dist.is_initialized():

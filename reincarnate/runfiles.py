@@ -110,6 +110,8 @@ def _no_run(folder: Path) -> str:
     runs = sorted(each.parent for each in folder.glob("*/config.json"))
     if runs:
         return f"{folder} is no run, it holds some: {', '.join(map(str, runs[:6]))}; --resume one of them"
+    if any((folder / name).exists() for name in (*_WRITTEN, "teacher.json")):
+        return f"{folder} has lost its config.json; put it back or start a new run elsewhere"
     return f"{folder} holds no run to resume (no config.json); start one with --out {folder}"
 
 
@@ -130,9 +132,15 @@ def check_same_ranks(folder: Path, ranks: int) -> None:
 
 
 def read_teacher(folder: Path) -> dict[str, Any] | None:
-    """``teacher.json``, or None for a run without a teacher."""
+    """``teacher.json``, or None for a run without a teacher.
+
+    Raises:
+        UserError: it is damaged, or missing though the run has a teacher.
+    """
     path = folder / "teacher.json"
     if not path.exists():
+        if read_config(folder).teacher is not None:  # which file it was, only teacher.json says
+            raise UserError(f"{path} is missing; put it back or start a new run")
         return None
     described = files.read_json(path)
     if not isinstance(described, dict) or not {"resolved", "file", "sha256", "revision", "ref"} <= set(

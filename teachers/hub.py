@@ -115,7 +115,7 @@ def cached_repositories() -> list[Cached]:
     """Model repositories in the local cache, by name; empty without a cache."""
     try:
         repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
-    except (errors.CacheNotFound, ValueError):
+    except (errors.CacheNotFound, ValueError, OSError):  # none, or one that may not be read
         return []
     found = []
     for repo in repos:

@@ -60,16 +60,18 @@ def remember(
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     whose = wrappers if backend == "gymnasium" and env.kind == "atari" else None
     measured = Measured(env, backend, whose, act, returns, now)
-    folder = _folder(teacher)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UserError):
+        folder = _folder(teacher)
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(folder / f"{measured.key}.json", {"format": FORMAT} | measured.to_dict())
 
 
 def recall(teacher: Teacher) -> list[Measured]:
     """What was measured of this very policy on this machine, the newest first; damaged files are left out."""
-    found = []
-    for path in _folder(teacher).glob("*.json"):
+    found, paths = [], []
+    with contextlib.suppress(OSError, UserError):
+        paths = list(_folder(teacher).glob("*.json"))
+    for path in paths:
         with contextlib.suppress(UserError, KeyError, TypeError, ValueError):
             values = files.read_json(path)
             if values.pop("format") == FORMAT:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -11,7 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reincarnate.cli import main
+from reincarnate.comparison import compare, resume
 from reincarnate.config import field_names
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import GRID_FILE
+from reincarnate.teachers import zoo
 
 from loopback_hub import LoopbackHub, Repository
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
@@ -75,7 +80,7 @@ def test_the_help_of_run_lists_every_setting() -> None:
         (["--teacher", TEACHER, "--set", "network=impala"], "impala"),
         (["--teacher", TEACHER, "--eval-episodes", "0"], "evaluate.games must be greater than 0"),
         (["--teacher", TEACHER, "--collect-steps", "1e15"], "GB"),
-        (["--resume", "nothing-here"], "nothing-here holds no run to resume"),
+        (["--resume", "nothing-here"], "there is no folder 'nothing-here'; --resume takes a run's folder"),
         (["--nonsense"], "No such option"),
         (["--teacher", TEACHER, "--env", "Breakout-v5"], "Breakout-v5"),
     ],
@@ -128,6 +133,113 @@ def test_a_wrong_action_count_names_both_numbers(tmp_path: Path) -> None:
     assert "action" in line
 
 
+def test_what_is_no_run_to_resume_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/demo", "runs/empty", "compared"):
+        Path(name).mkdir(parents=True)
+    Path("runs/demo/config.json").write_text("{}")
+    Path("compared", GRID_FILE).write_text("{}")
+    Path("runs/lost").mkdir()
+    Path("runs/lost/result.json").write_text("{}")
+    for folder, message in (
+        ("runs/demmo", "there is no folder 'runs/demmo' (did you mean 'runs/demo'?)"),
+        ("runs", "runs is no run, it holds some: runs/demo; --resume one of them"),
+        ("runs/demo/config.json", "runs/demo/config.json is a file; --resume takes the folder of a run"),
+        ("compared", "go on with it by `reincarnate compare --resume compared`"),
+        ("runs/lost", "runs/lost has lost its config.json; put it back"),
+        ("runs/empty", "runs/empty holds no run to resume (no config.json)"),
+    ):
+        assert message in refused(invoke("run", "--resume", folder))
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    for arguments, word in (([], "teachers"), (["teachers"], "collect")):
+        shown = invoke(*arguments)
+        assert shown.exit_code == 2
+        assert shown.stderr.startswith("Usage: ")
+        assert f"\n  {word} " in shown.stderr
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = (
+        "import sys\n"
+        "from reincarnate.cli import main\n"
+        "try: main(['run', '--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/a/x"),
+            "/a/x: No space left on device; free",
+        ),
+        (OSError(errno.EACCES, "Permission denied", "/a/x"), "/a/x: Permission denied; check that"),
+        (MemoryError(), "there is not enough memory for this; free some, or ask for less"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(zoo, "list_teachers", fail)
+    assert told in refused(invoke("teachers", "list"))
+
+
+def test_what_is_our_own_mistake_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(zoo, "list_teachers", fail)
+    assert isinstance(invoke("teachers", "list").exception, RuntimeError)
+
+
+def test_an_empty_path_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["run", "--teacher", TEACHER, "--out", ""],
+        ["run", "--resume", ""],
+        ["teachers", "collect", TEACHER, "--out", ""],
+        ["report", ""],
+    ):
+        assert "it is empty; give a path" in refused(invoke(*arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_is_cut_short_in_silence() -> None:
+    """``| head -1``: whoever read the output has seen enough."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command("students", "list"), stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert done.stderr == ""
+
+
+def test_only_run_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    line = refused(invoke("compare", "--teacher", TEACHER, "--out", str(tmp_path / "x")))
+    assert "`reincarnate compare` cannot run as 2 processes (WORLD_SIZE=2)" in line
+    assert "without torchrun" in line
+    refused(invoke("teachers", "list"))
+    for verb in (lambda: compare([TEACHER], out=tmp_path / "x"), lambda: resume(tmp_path)):
+        with pytest.raises(UserError, match=r"^a comparison cannot run as 2 processes"):
+            verb()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_students_list() -> None:
     rows = json.loads(invoke("students", "list", "--json").stdout)
     assert {row["name"] for row in rows} >= {"dqn", "qdagger-dqn"}
@@ -163,6 +275,9 @@ def test_teachers_collect_makes_data_that_a_run_uses(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "run"
     made = invoke("teachers", "collect", TEACHER, "--out", str(data), "--steps", "400", "--num-envs", "4")
     assert made.exit_code == 0, made.output
+    again = ["teachers", "collect", TEACHER, "--out", str(data), "--num-envs", "4", "--steps"]
+    assert invoke(*again, "400").stdout.endswith(f" agent steps in {data}, collected before\n")
+    assert "something else (agent_steps=400 (asked: 401))" in refused_last_line(invoke(*again, "401"))
     options = [*cli_options(), "--teacher-data", str(data), "--online-steps", "0", "--out", str(out)]
     done = invoke("run", "--teacher", TEACHER, "--preset", "quick", *options)
     assert done.exit_code == 0, done.output
@@ -194,6 +309,11 @@ def test_python_m_and_plain_lines_when_the_output_is_no_terminal(tmp_path: Path)
     assert done.stdout == ""
     assert "\x1b" not in done.stderr
     assert "\r" not in done.stderr
+    student = read(tmp_path / "run", "result.json")["student"]
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"student {student['final_return']['mean']:.1f} ± ")
+    assert f"; {student['teacher_normalized']['final']:.2f} on the way from random play (0)" in told
+    assert told.endswith(f"; see {tmp_path / 'run' / 'report.html'}")
     for words in (
         "evaluate teacher (epsilon=0.01)",
         "collect: 600 agent steps",
@@ -331,7 +451,7 @@ def test_a_hub_repository_that_does_not_exist_is_one_line(tmp_path: Path) -> Non
             ["--teacher", TEACHER, "--buffer", "disk", "--set", "system.compress=zlib"],
             "leave one of them out",
         ),
-        (["--teacher", TEACHER, "--teacher-data", "no/such/data"], "manifest.json does not exist"),
+        (["--teacher", TEACHER, "--teacher-data", "no/such/data"], "no folder with teacher data: "),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_is_written(

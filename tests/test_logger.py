@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from reincarnate import logger as logger_module
+from reincarnate.cli.group import thread_failed
 from reincarnate.config import preset
 from reincarnate.logger import FINAL_METRICS, RunLogger
 
@@ -206,3 +210,27 @@ def test_writing_is_cheap(tmp_path: Path) -> None:
         for step in range(500):
             log.scalars("online", {"a": 1.0, "b": 2.0}, step)
         assert (time.perf_counter() - start) / 1_000 < 1e-3  # seconds per scalar
+
+
+def test_a_full_disk_ends_in_one_error_and_not_in_a_trace_of_tensorboards_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(threading, "excepthook", thread_failed)
+    logger = RunLogger(tmp_path)
+    monkeypatch.setattr(RecordWriter, "write", full)
+
+    def log() -> None:
+        for step in range(100):
+            logger.scalars("online", {"m": 1.0}, step)
+            logger.sizes()
+
+    with pytest.raises(OSError, match="No space left"):
+        log()
+    assert capsys.readouterr().err == ""
+    other = threading.Thread(target=full)  # of anybody else it is shown
+    other.start()
+    other.join()
+    assert "No space left" in capsys.readouterr().err

@@ -268,6 +268,15 @@ def test_a_run_outlives_the_reader_of_its_progress(clock: Clock, is_terminal: bo
     assert phase.done == 10
 
 
+def test_a_program_without_standard_error_works_on(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it after 2>&-
+    progress = Progress(clock=clock)
+    progress.say("nobody hears this")
+    with progress.phase("online", total=2, unit="agent steps") as phase:
+        phase.update(2)
+    assert phase.done == 2
+
+
 # ---------------------------------------------------------------- terminal
 
 

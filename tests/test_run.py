@@ -306,6 +306,16 @@ def test_a_changed_teacher_is_noticed(finished: Path, cache: Path, tmp_path: Pat
 # ---------------------------------------------------------------- other students and teachers
 
 
+def test_a_run_that_lost_its_teacher_record_is_not_resumed_with_whatever_is_there(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    (folder / "teacher.json").unlink()
+    with pytest.raises(UserError, match=r"teacher\.json is missing; put it back or start a new run"):
+        Run.resume(folder, quiet())
+
+
 def test_scratch_student_learns_by_the_same_loop_without_a_teacher(cache: Path, tmp_path: Path) -> None:
     config = small_config(None, "dqn", env__id="CartPole-v1")
     result = Run.start(config, tmp_path / "scratch", quiet()).execute()

@@ -319,6 +319,10 @@ def test_a_measurement_belongs_to_one_policy(tmp_path: Path, monkeypatch: pytest
     assert sorted(each["act"] for each in shown) == ["epsilon=0.01", "greedy"]
     assert all(each["return"] == returns.to_dict() for each in shown)
     assert [each.to_dict() for each in recall(teacher)] == shown
+    with monkeypatch.context() as patch:  # no cache is no reason to fail
+        patch.setenv("REINCARNATE_CACHE", "~nobody-of-this-name/cache")
+        remember(teacher, teacher.spec.env, "envpool", "common", "greedy", returns)
+        assert recall(teacher) == []
     damaged = next((tmp_path / "cache" / "teacher-returns").glob("*/*.json"))
     damaged.write_text("{}")
     assert len(recall(teacher)) == 1

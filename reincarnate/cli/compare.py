@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reincarnate.cli.group import main, print_result, say
+from reincarnate.cli.group import PATH, main, print_result, say
 from reincarnate.cli.run import key_value
 from reincarnate.errors import UserError
 
 if TYPE_CHECKING:
     from reincarnate.comparison import Comparison
 
-_OUT = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the files go.")
+_OUT = click.option("--out", type=PATH, metavar="DIR", help="Where the files go.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="compare.json on standard output.")
 _TRACKER = click.option("--tracker", metavar="NAME", help="Tell a tracker of the finished runs, e.g. wandb.")
 
@@ -36,7 +36,7 @@ _TRACKER = click.option("--tracker", metavar="NAME", help="Tell a tracker of the
 @click.option("--ray-address", metavar="HOST:PORT", help="The cluster.  [default: the one of this machine]")
 @click.option("--slurm", "slurm", multiple=True, metavar="KEY[=VALUE]", help="Option of sbatch; repeat it.")
 @click.option("--no-wait", is_flag=True, help="slurm: submit the jobs and leave.")
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a comparison.")
+@click.option("--resume", type=PATH, metavar="DIR", help="Go on with a comparison.")
 @_TRACKER
 @_OUT
 @_JSON
@@ -92,7 +92,7 @@ def compare(
 
 
 @main.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN [RUN ...]")
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN [RUN ...]")
 @_TRACKER
 @_OUT
 @_JSON

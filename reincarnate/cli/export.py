@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reincarnate.cli.group import print_result, say
+from reincarnate.cli.group import PATH, print_result, say
 from reincarnate.cli.teachers import teachers
 
 
@@ -15,7 +15,7 @@ from reincarnate.cli.teachers import teachers
 @click.option("--format", required=True, metavar="native|cleanrl|cleanrl-jax", help="See docs/sharing.md.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="FILE",
     help="A file, or a folder, in which the file gets its format's usual name.",

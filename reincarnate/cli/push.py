@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from reincarnate.cli.group import main, print_result, say
+from reincarnate.cli.group import PATH, main, print_result, say
 
 
 @main.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=PATH)
 @click.argument("repo", metavar="REPO")
 @click.option("--private", is_flag=True, help="Make the repository private.")
 @click.option("--revision", metavar="BRANCH", help="Commit there; made if need be.  [default: main]")

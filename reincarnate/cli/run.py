@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reincarnate.cli.group import main
+from reincarnate.cli.group import PATH, main, say
 from reincarnate.config import field_names
 from reincarnate.errors import UserError
+
+if TYPE_CHECKING:
+    from reincarnate.api import RunResult
 
 #: ``run`` option -> dotted setting; a test holds them against the configuration's own fields.
 RUN_OPTIONS: dict[str, str] = {
@@ -78,7 +82,7 @@ def _settings_help() -> str:
 @click.option("--seed", type=str, metavar="N", help="Of everything random.  [default: 1]")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Run directory.  [default: a new one in runs]",
 )
@@ -92,7 +96,7 @@ def _settings_help() -> str:
 )
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Go on with a stopped run, as it was configured; no other option.",
 )
@@ -112,10 +116,25 @@ def run(
     if resume is not None:
         if teacher or student or preset or settings or out or given:
             raise UserError("--resume goes on with the run as it was configured; pass no other option")
-        api.resume(resume)
+        _tell(api.resume(resume))
         return
     given = dict(key_value(text) for text in settings) | given  # an option of its own wins
-    api.run(teacher, student or "qdagger-dqn", preset=preset or "default", out=out, settings=given)
+    _tell(api.run(teacher, student or "qdagger-dqn", preset=preset or "default", out=out, settings=given))
+
+
+def _tell(done: RunResult) -> None:
+    """What the run came to, in one line; of several ranks the first says it."""
+    from reincarnate.ranks import launched
+
+    if os.environ.get("RANK", "0") != "0" and launched():
+        return
+    student, teacher = done.document["student"], done.document["teacher"]
+    final, share = student["final_return"], student["teacher_normalized"]["final"]
+    told = [f"student {final['mean']:.1f} ± {final['std']:.1f}" if final else "student not evaluated"]
+    told += [f"teacher {teacher['return']['mean']:.1f}"] if teacher else []
+    told += [f"random play {done.document['random']['mean']:.1f}"]
+    normalised = "" if share is None else f"; {share:.2f} on the way from random play (0) to the teacher (1)"
+    say(f"{', '.join(told)}{normalised}; see {done.folder / 'report.html'}")
 
 
 def key_value(text: str) -> tuple[str, str]:

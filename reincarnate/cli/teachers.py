@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reincarnate.cli.group import main, print_result, say
+from reincarnate.cli.group import PATH, main, print_result, say
 
 if TYPE_CHECKING:
     from reincarnate.api import Explain, TeacherReturn
@@ -89,7 +89,7 @@ def teachers_eval(ref: str, as_json: bool, diagnose: bool, diagnose_always: bool
 
 @teachers.command("collect")
 @click.argument("ref")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR")
+@click.option("--out", type=PATH, required=True, metavar="DIR")
 @_ENV
 @click.option("--steps", "agent_steps", type=int, default=40_000, show_default=True, help="Agent steps.")
 @click.option(
@@ -112,13 +112,14 @@ def teachers_collect(ref: str, out: Path, as_json: bool, **options: Any) -> None
         "games": len(games),
         "mean_return": sum(games) / len(games) if games else None,
     }
-    print_result(document, as_json, lambda: [f"{done.agent_steps} agent steps in {done.folder}"])
+    before = ", collected before" if done.reused else ""
+    print_result(document, as_json, lambda: [f"{done.agent_steps} agent steps in {done.folder}{before}"])
 
 
 @teachers.command("export-data")
-@click.argument("data", type=click.Path(path_type=Path), metavar="DATA")
+@click.argument("data", type=PATH, metavar="DATA")
 @click.option("--dataset-id", metavar="[NAMESPACE/]NAME-vN", help="Minari's name of it.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Root of Minari's datasets.")
+@click.option("--out", type=PATH, metavar="DIR", help="Root of Minari's datasets.")
 @_JSON
 def teachers_export_data(data: Path, dataset_id: str | None, out: Path | None, as_json: bool) -> None:
     """Write DATA, the folder of a `teachers collect`, as a Minari dataset."""

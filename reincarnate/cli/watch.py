@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reincarnate.cli.group import main, print_result, say
+from reincarnate.cli.group import PATH, main, print_result, say
 
 if TYPE_CHECKING:
     from reincarnate.watching import Watched
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("refs", nargs=-1, required=True, metavar="REF|RUN [REF ...]")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="An .mp4 or .gif.  [default: replay.mp4 in RUN, else here]",
 )

@@ -23,6 +23,7 @@ from reincarnate.comparison.references import Reference, is_log, read_references
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import GRID_FILE
 from reincarnate.launching.choice import Launch, Launcher
+from reincarnate.ranks import refuse_several
 
 __all__ = ["Comparison", "Launch", "compare", "report_runs"]
 
@@ -106,6 +107,7 @@ def compare(
         UserError: anything that the caller can put right, in one line, before anything runs.
         Stopped: Ctrl-C; :func:`resume` goes on.
     """
+    refuse_several("a comparison")
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
     if not chosen or (jobs is not None and jobs < 1):
         raise UserError(f"a comparison takes at least one seed and one job, got {len(chosen)} and {jobs}")
@@ -135,6 +137,7 @@ def resume(
         UserError: no comparison there, or another process runs it.
         Stopped: Ctrl-C.
     """
+    refuse_several("a comparison")
     where = Path(folder)
     grid = Grid.load(where)
     launcher = (launch or Launch()).make(where, jobs, announce)
