@@ -284,11 +284,19 @@ class _Artefact:
         manifest = files.read_json(self._folder / "manifest.json")
         try:
             if manifest["format"] != FORMAT or manifest["collection"] != self._collection.to_dict():
-                raise UserError(f"{self._folder} holds teacher data of something else; choose another folder")
+                raise self._of_something_else(manifest)
             self.complete, self.game_returns = manifest["complete"], _finite(manifest["game_returns"])
             return [SegmentRecord(**record) for record in manifest["segments"]]
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{self._folder / 'manifest.json'} is damaged; delete {self._folder}") from None
+
+    def _of_something_else(self, manifest: dict[str, Any]) -> UserError:
+        theirs, ours = manifest["collection"], self._collection.to_dict()
+        differing = [name for name in ours if theirs[name] != ours[name]]
+        plain = [f"{name}={theirs[name]} (asked: {ours[name]})" for name in differing if name != "env"]
+        plain += ["another environment"] if "env" in differing else []
+        told = f" ({', '.join(plain)})" if plain else ""
+        return UserError(f"{self._folder} holds teacher data of something else{told}; choose another folder")
 
     def load_into(self, replay: Replay) -> None:
         self._store.load_into(replay)

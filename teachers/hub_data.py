@@ -14,6 +14,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoSibling
 
+from reincarnate import files
 from reincarnate.errors import UserError
 from reincarnate.teachers.hub import (
     LOGIN,
@@ -106,7 +107,8 @@ def find_dataset(text: str, announce: Announce | None = None) -> Dataset:
         with relayed(say):
             info = _ask(question, reference, repo)
     except _MissingError:
-        raise UserError(f"no folder and no Hub dataset {repo}; if it is private, {LOGIN}") from None
+        near = files.did_you_mean(Path(text))
+        raise UserError(f"no folder and no Hub dataset {repo}{near}; if it is private, {LOGIN}") from None
     except _UnreachableError as unreachable:
         folder = _snapshot(repo, revision, _KIND)
         if folder is None:

@@ -43,6 +43,7 @@ def find_teacher_data(
     """
     folder = Path(text).expanduser()
     if folder.exists() or not is_dataset(text):
+        _refuse_no_data(folder)
         collection = read_teacher_data(folder, teacher, env)
         return TeacherData(text, folder, collection, True, lambda: None)
     dataset = find_dataset(text, announce)
@@ -51,6 +52,16 @@ def find_teacher_data(
     return TeacherData(
         dataset.exact, manifest.parent, collection, False, lambda: _fetch(dataset, manifest, announce)
     )
+
+
+def _refuse_no_data(folder: Path) -> None:
+    if not folder.exists():
+        near = files.did_you_mean(folder)
+        raise UserError(f"no folder with teacher data: {str(folder)!r}{near}; `teachers collect` makes one")
+    if not (folder / "manifest.json").exists():
+        raise UserError(
+            f"{folder} holds no teacher data (no manifest.json); name the folder of a `teachers collect`"
+        )
 
 
 def _fetch(dataset: Dataset, manifest: Path, announce: Callable[[str], None]) -> None:
