@@ -5,6 +5,8 @@ Ray is 240 MB, so `make test` does not install it: `pip install -c constraints.t
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -37,10 +39,29 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 #: Ray gives its own processes a quarter of a minute to start, which a busy machine may not.
 PATIENT = {
-    "RAY_agent_register_timeout_ms": "240000",
-    "RAY_raylet_start_wait_time_s": "240",
-    "RAY_worker_register_timeout_seconds": "240",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_worker_register_timeout_seconds": "600",
 }
+#: What Ray starts beside a node that these tests have no use for.
+LIGHT = ["--object-store-memory=80000000", "--include-log-monitor=false", "--no-monitor"]
+#: Of the node's agents: a node that is told them does not give up waiting for the agents to choose.
+PORTS = (
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+    "runtime-env-agent-port",
+)
+START_SECONDS = 900.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, all different."""
+    with contextlib.ExitStack() as open_sockets:
+        bound = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in bound]
 
 
 class Node:
@@ -48,9 +69,9 @@ class Node:
 
     def __init__(self, temporary: Path, *options: str) -> None:
         program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats"]
-        light = ["--object-store-memory=80000000", "--include-log-monitor=false"]
-        self._command, self._temporary = [*program, *light, *options], temporary
-        for _ in range(3):  # so does the program itself, half a minute, which nothing changes
+        ports = [f"--{name}={port}" for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)]
+        self._command, self._temporary = [*program, *LIGHT, *ports, *options], temporary
+        for _ in range(5):  # the program itself gives its node half a minute, which nothing changes
             self._start()
             if self.process.poll() is None:
                 return
@@ -60,7 +81,14 @@ class Node:
         self.log = self._temporary / f"node-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=os.environ | PATIENT)
-        wait_for(lambda: "runtime started" in self.log.read_text() or self.process.poll() is not None)
+        try:
+            wait_for(self._started, START_SECONDS)
+        except BaseException:
+            self.end()  # nothing is left behind by a node that did not come up
+            raise
+
+    def _started(self) -> bool:
+        return "runtime started" in self.log.read_text() or self.process.poll() is not None
 
     def lose(self) -> None:
         """Kill the node's daemon, as if the machine were gone."""
@@ -89,9 +117,7 @@ def temporary() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def address(temporary: Path) -> Iterator[str]:
     """A cluster of one node with two CPUs, hence two worker processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     here = ["--head", f"--port={port}", f"--temp-dir={temporary}"]
     head = Node(temporary, *here, "--num-cpus=2", "--include-dashboard=false")
     yield f"{ray.util.get_node_ip_address()}:{port}"
@@ -160,9 +186,38 @@ def test_a_lost_node_is_made_good_on_another(
     finally:
         for node in nodes:
             node.end()
+        forget_lost_nodes(address)
     first, second = starts(folder, cell)
     assert (first["resumed"], second["resumed"]) == (False, True)
     assert first["env"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def forget_lost_nodes(address: str) -> None:
+    """Wait until the cluster knows: it counts the GPUs of a node that was killed for a while."""
+    ray.init(address=address, log_to_driver=False)
+    try:
+        wait_for(lambda: "GPU" not in ray.cluster_resources())
+    finally:
+        ray.shutdown()
+
+
+def test_that_no_node_can_take_a_cell_is_told_and_ctrl_c_ends_the_waiting(
+    address: str, folder: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def interrupt() -> None:
+        wait_for(lambda: any("no node" in line for line in said))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    command = write_cell_program(tmp_path)
+    with pytest.raises(Stopped):
+        RayLauncher(folder, said.append, address=address, gpus=3, command=command).run(cells(1))
+    assert [line.partition(";")[0] for line in said if "no node" in line] == [
+        "no node of the cluster has 1 CPUs and 3 GPUs now"
+    ]
+    assert not cell_folder(folder, cells(1)[0]).exists()
 
 
 def parent_of(pid: int) -> int | None:

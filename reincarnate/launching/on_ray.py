@@ -37,6 +37,7 @@ from reincarnate.signals import stopping_on_signals
 
 _POLL_SECONDS = 1.0
 _KNOCK_SECONDS = 10.0
+_LOOK_SECONDS = 10.0  # between two looks at whether any node can take a cell
 _NO_CLUSTER = "start one with `ray start --head`, or name it with --ray-address HOST:PORT"
 #: How often a cell is run again whose worker or node was lost.
 RETRIES = 5
@@ -81,6 +82,7 @@ class RayLauncher:
         self._running: dict[Any, _Running] = {}
         self._failed: dict[str, str] = {}
         self._stop = threading.Event()
+        self._room, self._next_look = True, 0.0
 
     def run(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Run every cell that is not finished; returns the failed ones by name, with the reason in a line.
@@ -101,6 +103,7 @@ class RayLauncher:
                     self._running[reference] = _Running(cell, time.monotonic())
                     self._say(f"{cell.name}: handed to the cluster")
                 self._reap(len(waiting))
+                self._tell_of_room()
             self._end()
         if self._stop.is_set():
             raise Stopped
@@ -160,22 +163,32 @@ class RayLauncher:
 
     def _task(self) -> Any:
         """Ray's remote function, with what each cell needs."""
-        there = self._ray.cluster_resources()
-        gpus = min(1.0, there.get("GPU", 0.0)) if self._gpus is None else self._gpus
-        self._gpus = gpus
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if not any(n.get("CPU", 0) >= self._cpus and n.get("GPU", 0) >= gpus for n in nodes):
-            self._say(
-                f"no node of the cluster has {self._cpus} CPUs and {gpus:g} GPUs now; "
-                "the cells wait until one joins (Ctrl-C, then fewer --cpus-per-cell or --gpus-per-cell)"
-            )
+        gpus = min(1.0, max((n.get("GPU", 0.0) for n in self._nodes()), default=0.0))
+        self._gpus = gpus if self._gpus is None else self._gpus
         remote = self._ray.remote(
             num_cpus=self._cpus,
-            num_gpus=gpus,
+            num_gpus=self._gpus,
             max_retries=RETRIES,
             retry_exceptions=[InterruptedCellError],
         )
         return remote(run_cell)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """The resources of every node."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def _tell_of_room(self) -> None:
+        """Say when no node can take a cell: Ray itself waits in silence, and nodes come and go."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        gpus, had_room = self._gpus or 0.0, self._room
+        self._room = any(n.get("CPU", 0) >= self._cpus and n.get("GPU", 0) >= gpus for n in self._nodes())
+        if had_room and not self._room:
+            self._say(
+                f"no node of the cluster has {self._cpus} CPUs and {gpus:g} GPUs now; "
+                "the cells wait until one joins (Ctrl-C, then fewer --cpus-per-cell or --gpus-per-cell)"
+            )
 
     def _work(self, cell: Cell) -> Work:
         environment = limits_of(self._cpus) | self._environment

@@ -131,7 +131,19 @@ class CellProcess:
 
 def run_cell(work: Work) -> Ended:
     """:meth:`CellProcess.run`, as a function that can be sent to another machine."""
+    _hear_interrupts()
     return CellProcess(work).run()
+
+
+def _hear_interrupts() -> None:
+    """Ray cancels a task by interrupting Python's main thread as Ctrl-C does.
+
+    Python does not hear that in a process that was born with SIGINT ignored, as all are whose cluster was
+    started in the background of a script (``ray start --block &``): the cell would go on to its end.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def arguments_of(cell: Cell, run: Path) -> list[str]:
