@@ -14,9 +14,10 @@ from compared_runs import make_run
 
 from reincarnate.atari_scores import human_normalized, known_games
 from reincarnate.cli import main
-from reincarnate.comparison import pictures, report_runs
+from reincarnate.cli.teachers import table as cli_table
+from reincarnate.comparison import pages, pictures, report_runs
 from reincarnate.comparison.cells import Method, Outcome, moments, of_runs
-from reincarnate.comparison.document import build
+from reincarnate.comparison.document import build, scales_of, sentence
 from reincarnate.errors import UserError
 
 STRONG, WEAK = "bundled/Breakout-dqn", "weak.cleanrl_model"
@@ -123,6 +124,17 @@ def test_a_real_difference_is_said_to_be_one(tmp_path: Path) -> None:
     assert verdict[1] == "It beats dqn from scratch: a run of it wins with probability 1.00 [1.00, 1.00]."
 
 
+def test_a_clear_lead_of_few_runs_is_not_called_noise() -> None:
+    pair = {"a": "x", "b": "y", "probability_of_improvement": 1.0, "ci95": [1.0, 1.0], "more_seeds_needed": 1}
+    assert "clear in these runs, but they are too few to decide it" in sentence("x", "y", [pair])
+    assert "within the noise" in sentence("x", "y", [pair | {"ci95": [0.3, 1.0]}])
+    # The interquartile mean leaves out the ends: who has the highest may still lose most comparisons.
+    pair |= {"probability_of_improvement": 0.1, "ci95": [0.0, 0.3], "more_seeds_needed": 0}
+    assert sentence("x", "y", [pair]).startswith(
+        "Yet y beats it run by run: a run of it wins with probability 0.10"
+    )
+
+
 def test_environments_are_strata_and_teachers_of_different_ones_are_no_pair(tmp_path: Path) -> None:
     made = [make_run(tmp_path / f"b{n}", 40.0 + n, seed=n) for n in (1, 2)]
     made += [make_run(tmp_path / f"p{n}", 60.0, seed=n, env="Pong-v5", ref="pong") for n in (1, 2)]
@@ -180,6 +192,8 @@ def test_pictures_and_page_are_written_for_every_kind(runs: list[Path], tmp_path
     assert html.count("<img") == 4
     assert "within the noise" in html
     assert "&lt;script&gt;$x_1$&lt;/script&gt;&amp;.pt" in html
+    assert "<td>Breakout-v5</td>" in html  # words on the left, numbers on the right
+    assert '<td class="number">60.0</td>' in html
 
 
 def test_teacher_levels_and_phases_are_in_the_pictures(runs: list[Path]) -> None:
@@ -194,6 +208,35 @@ def test_teacher_levels_and_phases_are_in_the_pictures(runs: list[Path]) -> None
     dashed = [line for line in time.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert len(dashed) == 2  # the two that learn offline
     assert "minutes" in time.axes[0].get_xlabel()
+
+
+def test_profiles_begin_at_1_and_end_at_0(tmp_path: Path) -> None:
+    """Also where a student plays worse than random play (10 here), as one from scratch may."""
+    runs = [make_run(tmp_path / f"s{seed}", 5.0 - seed, seed=seed, teacher=None, student="dqn", offline=None)
+            for seed in (1, 2, 3)]  # fmt: skip
+    outcomes = of_runs([*runs, make_run(tmp_path / "q", 61.0)])
+    looks = pictures.looks_of([outcome.method for outcome in outcomes[2:]])
+    figure = pictures.profiles_figure(outcomes, scales_of(outcomes), looks)
+    lines = [line.get_ydata() for line in figure.axes[0].lines]
+    assert [(shares[0], shares[-1]) for shares in lines] == [(1.0, 0.0), (1.0, 0.0)]
+
+
+def test_tables_fit_a_terminal_and_say_only_what_is_known(runs: list[Path], tmp_path: Path) -> None:
+    titles = {title: (head, rows) for title, head, rows in pages.tables(build(of_runs(runs), tmp_path))}
+    head, rows = titles["On the way to the teacher"]
+    assert all(len(row) == len(head) for row in rows)
+    strong, scratch, weak = rows  # the best first
+    assert strong == ["qdagger-dqn", STRONG, "333", "667", "never", "1.9 min", "3.1 min", "never", "4.3 min"]
+    assert scratch[:5] == ["dqn", "from scratch", "1,000 (2 of 3)", "1,000 (1 of 3)", "1,000 (1 of 3)"]
+    assert weak[1:3] == [WEAK, "1,000"]
+    assert "human-norm." in titles["Students"][0]
+    for title, (head, rows) in titles.items():
+        assert len(cli_table(head, rows)) == len(rows) + 1, title  # no cell is folded
+    # No human has played CartPole: no column of dashes.
+    made = make_run(tmp_path / "c", 300.0, teacher=400.0, env="CartPole-v1", ref="cartpole")
+    titles = {title: head for title, head, _ in pages.tables(build(of_runs([made]), tmp_path))}
+    assert "human-norm." not in titles["Students"]
+    assert "human-normalised" not in titles["Teachers"]
 
 
 # ---------------------------------------------------------------- the command and the library

@@ -6,7 +6,6 @@ Ray is 240 MB, so `make test` does not install it: `pip install -c constraints.t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal

@@ -286,14 +286,17 @@ def sentence(best: str, other: str, pairs: Sequence[dict[str, Any]]) -> str:
         value, ci95 = 1 - value, ci95 and [1 - ci95[1], 1 - ci95[0]]
     wins, more = interval(value, ci95), pair["more_seeds_needed"]
     if more == 0:
-        return f"It beats {other}: a run of it wins with probability {wins}."
+        verb = f"It beats {other}" if value > 0.5 else f"Yet {other} beats it run by run"
+        return f"{verb}: a run of it wins with probability {wins}."
     if more is None:
         hope = "no number of seeds would decide it if they stay equal"
     else:
         hope = f"if it stays so, about {more} more {'seed' if more == 1 else 'seeds'} of each would decide it"
-    return (
-        f"Its difference from {other} is within the noise: a run of it wins with probability {wins}; {hope}."
-    )
+    if ci95 and ci95[0] > 0.5:
+        said = f"Its lead over {other} is clear in these runs, but they are too few to decide it"
+    else:
+        said = f"Its difference from {other} is within the noise"
+    return f"{said}: a run of it wins with probability {wins}; {hope}."
 
 
 def interval(value: float, ci95: Sequence[float] | None) -> str:

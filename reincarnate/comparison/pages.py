@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,29 +22,35 @@ _TITLES = {
     "profiles": "Performance profiles",
     "matrix": "Teacher against student",
 }
+#: Columns that hold words: they stand on the left, and long ones go over several lines.
+_WORDS = ("teacher", "student", "environment", "first", "second", "cell", "status", "reference", "what")
 _NOTES = {
     "Teachers": "G_T: mean undiscounted raw score of whole games, with a bootstrap interval over games. It "
     "was measured once and is the same for all students.",
     "Students": "Score: 0 is random play, 1 what the scale says below. Interquartile mean over runs and "
     "environments; intervals by stratified bootstrap (Agarwal et al. 2021). With a handful of seeds, "
     "intervals are too narrow rather than too wide.",
+    "On the way to the teacher": "The first evaluation at 50, 90 and 100 % of the run's teacher (from "
+    "scratch: of the strongest one): median of the runs that got there, and how many did. Steps are the "
+    "student's own, 0 is in the offline phase; time is that of training, without evaluations and the "
+    "collection of the teacher's data. In all: mean over the runs, all phases; the teacher's part is in the "
+    "run that paid it.",
     "Pairs": "Probability that a run of the first has a higher score than one of the second. More seeds: how "
     "many of each would decide it at level 5 % with power 80 %, if the probability stays what it is (Noether "
     "1987); 0 where it is decided.",
     "Reference curves": "What other programs logged while they trained: returns of training games, with the "
     "exploration of that moment, and no evaluations; means over the last tenth of the steps until then. They "
     "are in no other number here.",
-    "Cells": "Steps and time until the first evaluation at 50, 90 and 100 % of the run's teacher (from "
-    "scratch: of the strongest one). Agent steps are the student's own, 0 is in the offline phase; time is "
-    "that of training, without evaluations and the collection of the teacher's data.",
+    "Cells": "Teacher-normalised: by the run's own teacher; score: by the strongest one.",
 }
 
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
     """Every table that has a row."""
     found = [
-        _table("Teachers", _TEACHERS, document["teachers"]),
+        _table("Teachers", _TEACHERS, document["teachers"], may_be_empty="human-normalised"),
         _summary(document),
+        _reaching(document),
         _table("Students over all teachers and environments", _STUDENTS, _over_all(document)),
         _table("Pairs", _PAIRS, document["pairs"]),
         _table("Reference curves", _REFERENCES, document["references"]),
@@ -61,7 +68,8 @@ def page(document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
         parts.append(section(_TITLES[stem], picture(_TITLES[stem], png)))
     for heading, head, rows in tables(document):
         told = note(_NOTES[heading]) if heading in _NOTES else ""
-        parts.append(section(heading, table(head, rows), told))
+        numbers = [column for column, name in enumerate(head) if name not in _WORDS]
+        parts.append(section(heading, table(head, rows, numbers), told))
     return html_document(title, [*parts, note(_scales(document))])
 
 
@@ -114,8 +122,13 @@ _CELLS: Columns = {
 }
 
 
-def _table(title: str, columns: Columns, entries: Sequence[Mapping[str, Any]]) -> Table:
-    return title, list(columns), [[write(entry) for write in columns.values()] for entry in entries]
+def _table(
+    title: str, columns: Columns, entries: Sequence[Mapping[str, Any]], may_be_empty: str | None = None
+) -> Table:
+    rows = [[write(entry) for write in columns.values()] for entry in entries]
+    if may_be_empty is None:
+        return title, list(columns), rows
+    return title, *_without_empty(may_be_empty, list(columns), rows)
 
 
 def _over_all(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -128,46 +141,88 @@ def _over_all(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _summary(document: Mapping[str, Any]) -> Table:
     """Means over the finished cells of each teacher and student, the best first."""
     head = ["student", "teacher", "score, IQM", "runs", "offline", "final", "teacher-norm.", "human-norm."]
-    head += [*(f"steps to {share:.0%}" for share in SHARES), "min to 90%", "min in all"]
-    ranked = sorted(document["summary"], key=lambda row: -1e9 if row["iqm"] is None else row["iqm"])
-    return "Students", head, [_summary_row(document, row) for row in reversed(ranked)]
+    rows = [_summary_row(row, _done(document, row)) for row in _ranked(document)]
+    return "Students", *_without_empty("human-norm.", head, rows)
 
 
-def _summary_row(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    cells = [
+def _summary_row(row: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    one_env = len({cell["env"] for cell in cells}) == 1
+    return [
+        *_method(row),
+        "–" if row["iqm"] is None else interval(row["iqm"], row["ci95"]),
+        str(row["n"]),
+        *(number(_mean(cells, name)) if one_env else "–" for name in ("offline", "final")),
+        *(_share(_mean(cells, name)) for name in ("teacher_normalized", "human_normalized")),
+    ]
+
+
+def _reaching(document: Mapping[str, Any]) -> Table:
+    """When the finished cells of each teacher and student first played like the teacher, and their cost."""
+    head = ["student", "teacher", *(f"steps to {share:.0%}" for share in SHARES)]
+    head += [*(f"time to {share:.0%}" for share in SHARES), "time in all"]
+    rows = []
+    for row in _ranked(document):
+        cells = _done(document, row)
+        steps = [_reached([cell["agent_steps_to"][str(share)] for cell in cells], _count) for share in SHARES]
+        times = [_reached([cell["seconds_to"][str(share)] for cell in cells], _duration) for share in SHARES]
+        rows.append([*_method(row), *steps, *times, _duration(_mean(cells, "seconds"))])
+    return "On the way to the teacher", head, rows
+
+
+def _ranked(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The summary, the best first."""
+    return sorted(document["summary"], key=lambda row: math.inf if row["iqm"] is None else -row["iqm"])
+
+
+def _done(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The finished cells of a teacher and student."""
+    return [
         cell
         for cell in document["cells"]
         if (cell["teacher"], cell["student"]) == (row["teacher"], row["student"]) and cell["status"] == "done"
     ]
-    one_env = len({cell["env"] for cell in cells}) == 1
 
-    def mean(name: str) -> float | None:
-        values = [cell[name] for cell in cells if cell[name] is not None]
-        return sum(values) / len(values) if values else None
 
-    return [
-        row["student"],
-        short_path(row["teacher"]) if row["teacher"] else "from scratch",
-        "–" if row["iqm"] is None else interval(row["iqm"], row["ci95"]),
-        str(row["n"]),
-        *(number(mean(name)) if one_env else "–" for name in ("offline", "final")),
-        *(_share(mean(name)) for name in ("teacher_normalized", "human_normalized")),
-        *(_reached([cell["agent_steps_to"][str(share)] for cell in cells], "{:,.0f}") for share in SHARES),
-        _reached([_minutes(cell["seconds_to"]["0.9"]) for cell in cells], "{:.1f}"),
-        _or_dash(_minutes(mean("seconds")), "{:.1f}"),
-    ]
+def _method(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["student"], short_path(row["teacher"]) if row["teacher"] else "from scratch"
+
+
+def _mean(cells: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [cell[name] for cell in cells if cell[name] is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _without_empty(name: str, head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the column of this name where it says nothing, as human scores of CartPole: lines are short."""
+    column = head.index(name)
+    if any(row[column] != "–" for row in rows):
+        return head, rows
+    return [each for each in head if each != name], [row[:column] + row[column + 1 :] for row in rows]
 
 
 # ---------------------------------------------------------------- words
 
 
-def _reached(values: Sequence[float | None], form: str) -> str:
+def _reached(values: Sequence[float | None], written: Callable[[float], str]) -> str:
     """Median of those that got there, and how many did: ``2,400 (2 of 3)``."""
     got = sorted(value for value in values if value is not None)
     if not got:
-        return f"never (0 of {len(values)})" if values else "–"
+        return "never" if values else "–"
     middle = (got[(len(got) - 1) // 2] + got[len(got) // 2]) / 2
-    return form.format(middle) + ("" if len(got) == len(values) else f" ({len(got)} of {len(values)})")
+    return written(middle) + ("" if len(got) == len(values) else f" ({len(got)} of {len(values)})")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _duration(seconds: float | None) -> str:
+    """E.g. ``42 s``, ``3.5 min``, ``12.1 h``."""
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _scales(document: Mapping[str, Any]) -> str:
@@ -176,10 +231,6 @@ def _scales(document: Mapping[str, Any]) -> str:
         for env, scale in document["scales"].items()
     ]
     return f"Scales of the score. {'; '.join(told)}." if told else "Nothing was measured yet."
-
-
-def _minutes(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / 60
 
 
 def _share(value: float | None) -> str:

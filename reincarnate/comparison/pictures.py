@@ -277,7 +277,9 @@ def profiles_figure(
 
     methods = {method: scores_of(cells, scales) for method, cells in by_method(outcomes).items()}
     values = [value for scores in methods.values() for runs in scores.values() for value in runs]
-    levels = np.linspace(min(0.0, *values), max(1.0, *values) * 1.05, _PROFILE_LEVELS)
+    low, high = min(0.0, *values), max(1.0, *values)
+    margin = 0.05 * (high - low)  # every profile begins at 1 and ends at 0
+    levels = np.linspace(low - margin, high + margin, _PROFILE_LEVELS)
     inches = 4.0 + 0.2 * ((len(methods) + 1) // 2)
     figure = Figure(figsize=(WIDTH_INCHES, inches), facecolor="white")
     axes = figure.subplots()
