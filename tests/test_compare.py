@@ -7,16 +7,16 @@ import functools
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cell_programs import write_cell_program
+from cell_programs import cells, starts, wait_for, write_cell_program
 from click.testing import CliRunner, Result
 from compared_runs import make_run
 from filelock import FileLock
@@ -28,6 +28,7 @@ from reincarnate.device import visible_gpus
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import cell_folder, state_of
 from reincarnate.launching.local import GpuShares, LocalLauncher, thread_limits
+from reincarnate.launching.work import Work
 from reincarnate.phases import Stopped
 
 from small_runs import SMALL, TEACHER, cli_options, read
@@ -51,6 +52,24 @@ if seed == "9":
     (run / "ready").touch()
     time.sleep(600)
 (run / "result.json").write_text(json.dumps({"status": "done"}))
+"""
+
+#: A worker of Ray's, as far as a cell is concerned: it cancels its task when the cell is ready.
+WORKER = """
+import _thread, pathlib, pickle, sys, threading, time
+from reincarnate.launching.work import run_cell
+work, ready = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()), pathlib.Path(sys.argv[2])
+
+def cancel():
+    while not ready.exists():
+        time.sleep(0.05)
+    _thread.interrupt_main()
+
+threading.Thread(target=cancel, daemon=True).start()
+try:
+    run_cell(work)
+except KeyboardInterrupt:
+    print("interrupted")
 """
 
 
@@ -195,6 +214,47 @@ def test_a_cell_that_another_process_still_runs_is_waited_for(tmp_path: Path, fa
     assert any("going on in another process" in line for line in said)
 
 
+def test_a_killed_cell_is_told_stops_nobody_and_is_resumed(tmp_path: Path) -> None:
+    """kill -9 of the process of a cell, while the comparison lives."""
+    command, out, said = write_cell_program(tmp_path), tmp_path / "out", []
+    out.mkdir()
+    killed, other = grid = cells(7, 1)
+    run = cell_folder(out, killed)
+
+    def kill() -> None:
+        wait_for((run / "ready").exists)
+        os.kill(starts(out, killed)[0]["pid"], signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    failed = LocalLauncher(out, 1, said.append, command).run(grid)
+    assert failed == {killed.name: f"killed by signal 9, see {out / 'logs' / killed.name}.log"}
+    assert [state_of(cell_folder(out, cell)) for cell in grid] == ["begun", "done"]
+    before = digests(cell_folder(out, other))
+    assert LocalLauncher(out, 1, said.append, command).run(grid) == {}
+    assert [start["resumed"] for start in starts(out, killed)] == [False, True]
+    assert digests(cell_folder(out, other)) == before
+
+
+def test_a_cell_is_interrupted_where_its_process_was_born_deaf_to_ctrl_c(tmp_path: Path) -> None:
+    """As workers of a cluster are that was started in the background; Ray cancels with interrupt_main()."""
+    (cell,), out = cells(7), tmp_path / "out"
+    for name in ("cells", "logs"):
+        (out / name).mkdir(parents=True)
+    (out / "grid.json").write_text("{}")
+    work = Work(cell, str(out), {}, write_cell_program(tmp_path))
+    (tmp_path / "work.pickle").write_bytes(pickle.dumps(work))
+    process = subprocess.run(
+        [sys.executable, "-c", WORKER, str(tmp_path / "work.pickle"), str(cell_folder(out, cell) / "ready")],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert process.stdout.strip() == "interrupted"
+    assert (cell_folder(out, cell) / "stopped").exists()  # asked to, at a safe point
+
+
 def test_cells_of_one_teacher_wait_until_its_part_is_made(tmp_path: Path, fake: tuple[str, ...]) -> None:
     grid = small_plan(students=["qdagger-dqn", "dqn"], seeds=[9, 1])  # seed 9 collects for ever
     launcher = LocalLauncher(tmp_path, 3, lambda line: None, fake)
@@ -272,7 +332,7 @@ def test_killed_in_the_middle_and_resumed(tmp_path: Path, monkeypatch: pytest.Mo
     options = ["--teacher", TEACHER, "--seeds", "2", "--preset", "quick", *cli_options(small)]
     process = subprocess.Popen([*command, *options, "--out", str(out)], stderr=subprocess.DEVNULL)
     first, second = (out / "cells" / f"bundled-CartPole-dqn--qdagger-dqn--s{seed}" for seed in (1, 2))
-    wait_for(lambda: (second / "checkpoint" / "state.json").exists())
+    wait_for(lambda: (second / "checkpoint" / "state.json").exists(), 600.0)
     for victim in (process.pid, *children(process.pid)):  # listed before the first dies
         os.kill(victim, signal.SIGKILL)
     process.wait()
@@ -293,13 +353,6 @@ def test_killed_in_the_middle_and_resumed(tmp_path: Path, monkeypatch: pytest.Mo
     assert document["teachers"][0]["return"] == one["teacher"]["return"]
     assert document["summary"][0]["n"] == 2
     assert (out / "compare.html").is_file()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def children(parent: int) -> list[int]:
