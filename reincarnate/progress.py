@@ -363,7 +363,7 @@ def _label(name: str) -> str:
 class _Lasting:
     """A stream whose reader may go away (a closed pipe or terminal, a full disk): the run goes on."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | io.TextIOBase) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
