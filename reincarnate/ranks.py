@@ -171,6 +171,10 @@ def _join() -> Team:
     global _connections
     if dist.is_initialized():
         raise UserError("torch.distributed is in use in this process already; let reincarnate set it up")
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        value = os.environ.get(name, "1")
+        if not value.isdecimal():
+            raise UserError(f"{name}={value!r} is no number; start with torchrun, or unset WORLD_SIZE")
     local, here = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     _connections += 1
     try:

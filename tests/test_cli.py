@@ -240,6 +240,24 @@ def test_only_run_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"])
+def test_variables_of_torchrun_that_are_no_numbers_are_told(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    right = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    for each, value in (right | {name: "abc"}).items():
+        monkeypatch.setenv(each, value)
+    line = refused(invoke("run", "--teacher", TEACHER, "--out", str(tmp_path / "run")))
+    assert f"{name}='abc' is no number; start with torchrun, or unset WORLD_SIZE" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_students_list() -> None:
     rows = json.loads(invoke("students", "list", "--json").stdout)
     assert {row["name"] for row in rows} >= {"dqn", "qdagger-dqn"}
