@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 import reincarnate
+from reincarnate import runfiles
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped, evaluation
 from reincarnate.phases.stage import Stage
@@ -247,7 +249,7 @@ def test_resume_restores_buffer_window_and_counters(cache: Path, tmp_path: Path)
 
 def test_a_stopped_collection_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REINCARNATE_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "run"
+    folder, log = tmp_path / "run", io.StringIO()
     original = Stage.stop_point
     steps = 0
 
@@ -262,7 +264,8 @@ def test_a_stopped_collection_keeps_what_it_has(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(Stage, "stop_point", stop_point)
         with pytest.raises(Stopped):
-            Run.start(small_config(), folder, quiet()).execute()
+            Run.start(small_config(), folder, Progress(stream=log)).execute()
+    assert log.getvalue().splitlines()[-1] == f"stopped; `reincarnate run --resume {folder}` goes on with it"
     (data,) = (tmp_path / "cache" / "teacher-data").iterdir()
     partial = read(data, "manifest.json")
     assert not partial["complete"]
@@ -304,6 +307,21 @@ def test_a_changed_teacher_is_noticed(finished: Path, cache: Path, tmp_path: Pat
 
 
 # ---------------------------------------------------------------- other students and teachers
+
+
+def test_a_run_that_was_made_while_another_one_prepared_is_not_written_over(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lock = tmp_path / "run", runfiles.lock
+
+    def late(where: Path) -> FileLock:
+        shutil.copytree(finished, folder, dirs_exist_ok=True)
+        return lock(where)
+
+    monkeypatch.setattr(runfiles, "lock", late)
+    with pytest.raises(UserError, match="already holds a run"):
+        Run.start(small_config(seed=5), folder, quiet())
+    assert read(folder, "config.json") == read(finished, "config.json")
 
 
 def test_a_run_that_lost_its_teacher_record_is_not_resumed_with_whatever_is_there(

@@ -63,6 +63,7 @@ def open_new(config: RunConfig, folder: Path | None, progress: Progress, ranks: 
     folder = folder or runfiles.free_folder(parts.spec.env_id, config)
     folder.mkdir(parents=True, exist_ok=True)
     lock = runfiles.lock(folder)
+    runfiles.refuse_used(folder)  # a quicker run may have come and gone meanwhile
     described = parts.teacher.to_json() if parts.teacher else None
     runfiles.write_start(folder, config, described, result.versions(), ranks.size)
     progress.say(f"run directory: {folder}")

@@ -145,6 +145,8 @@ class Run:
             return self._execute()
         except (Stopped, KeyboardInterrupt) as stop:
             self._write_result("stopped")
+            if self._ranks.size == 1:
+                self.progress.say(f"stopped; `reincarnate run --resume {self.folder}` goes on with it")
             if isinstance(stop, Stopped):
                 self._ranks.meet()  # torchrun kills the others as soon as one has left
             raise
