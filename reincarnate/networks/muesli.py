@@ -103,6 +103,9 @@ class Model(nn.Module):
 class MuesliNetwork(nn.Module):
     """``trunk``, ``core`` (an LSTM, if wanted), ``policy``, ``value`` and ``model``.
 
+    With an LSTM h(s) is the trunk's output beside the LSTM's: alone the latter saturates while values rise,
+    and heads that see nothing else learn next to nothing (docs/students/muesli.md).
+
     Under :func:`reincarnate.device.autocast` only the trunk runs in bfloat16; recurrences and heads stay in
     float32. With ``feedback`` the LSTM also reads the previous action, one-hot, and the previous reward,
     squashed by h; both are zero at the first step of a game.
@@ -126,7 +129,7 @@ class MuesliNetwork(nn.Module):
         self.trunk = trunk
         extra = num_actions + 1 if feedback else 0
         self.core = None if core is None else Lstm(trunk.features + extra, core)
-        self.features = trunk.features if core is None else core
+        self.features = trunk.features if core is None else trunk.features + core
         self.policy = nn.Linear(self.features, num_actions)
         self.value = nn.Linear(self.features, bins)
         self.model = Model(self.features, num_actions, model, bins)
@@ -204,9 +207,11 @@ class MuesliNetwork(nn.Module):
             first = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
         if state is None:
             state = self.core.initial_state(len(features))
+        read = features
         if self.feedback:
-            features = torch.cat([features, self._feedback(first, previous)], dim=2)
-        return self.core.sequence(features, state, first)
+            read = torch.cat([features, self._feedback(first, previous)], dim=2)
+        hidden, state = self.core.sequence(read, state, first)
+        return torch.cat((features, hidden), dim=2), state
 
     def _feedback(self, first: Tensor, previous: tuple[Tensor, Tensor] | None) -> Tensor:
         if previous is None:

@@ -25,7 +25,8 @@ class Trunk(nn.Module):
 class Network(nn.Module):
     """Trunk and head; the state dict has ``trunk.*``, ``head.*`` and, if it normalises, ``normaliser.*``.
 
-    A recurrent one has an LSTM between them, ``core.*``: :meth:`step` takes and returns its state.
+    A recurrent one has an LSTM between them, ``core.*``, beside whose output the head sees the trunk's:
+    :meth:`step` takes and returns its state.
 
     ``forward`` takes obs [B, *obs_shape], uint8 (divided by 255 here) or floating (normalised where the
     weights were trained so, else taken as it is), and returns [B, num_outputs] float32: Q-values or policy
@@ -45,7 +46,7 @@ class Network(nn.Module):
         self.normaliser = normaliser
         self.trunk = trunk
         self.core = None if core is None else Lstm(trunk.features, core)
-        features = trunk.features if core is None else core
+        features = trunk.features if core is None else trunk.features + core
         self.head = (
             nn.Linear(features, num_outputs)
             if head is None
@@ -76,7 +77,7 @@ class Network(nn.Module):
             if self.core is not None:
                 assert state is not None
                 state = self.core(self.core.read(features), state)
-                features = state[:, 0]
+                features = torch.cat((features, state[:, 0]), dim=1)
             outputs: Tensor = self.head(features)
         return outputs, state
 
