@@ -140,7 +140,7 @@ def refuses(teacher: Teacher, match: str, text: str = REPO) -> None:
 def test_what_is_not_there_is_one_line(hub, teacher):
     refuses(teacher, "no folder and no Hub dataset someone/else", "someone/else")
     refuses(teacher, "has no revision 'v9'", f"{REPO}@v9")
-    refuses(teacher, "manifest.json does not exist", "no/such/folder")
+    refuses(teacher, "no folder with teacher data: 'no/such/folder'", "no/such/folder")
 
 
 def test_a_dataset_of_something_else_is_refused(hub, teacher, files):

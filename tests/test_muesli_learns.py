@@ -127,9 +127,15 @@ def test_cartpole_from_scratch(seed: int, tmp_path: Path) -> None:
 def test_memory_where_velocities_are_hidden(
     core: int | None, low: float, high: float, seed: int, tmp_path: Path
 ) -> None:
+    """400,000 agent steps: what an LSTM has to learn first takes longer."""
     hidden_cartpole.register()
-    environment = {"env__id": hidden_cartpole.NAME, "env__backend": "gymnasium"}
-    result = train(tmp_path / "run", seed=seed, evaluate__games=100, muesli__core_units=core, **environment)
+    settings = {
+        "env__id": hidden_cartpole.NAME,
+        "env__backend": "gymnasium",
+        "online__agent_steps": 400_000,
+        "optimizer__learning_rate": 2e-3,
+    }
+    result = train(tmp_path / "run", seed=seed, evaluate__games=100, muesli__core_units=core, **settings)
     assert low <= final(result) <= high
 
 
