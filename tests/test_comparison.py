@@ -16,7 +16,7 @@ from reincarnate.atari_scores import human_normalized, known_games
 from reincarnate.cli import main
 from reincarnate.cli.teachers import table as cli_table
 from reincarnate.comparison import pages, pictures, report_runs
-from reincarnate.comparison.cells import Method, Outcome, moments, of_runs
+from reincarnate.comparison.cells import Method, Outcome, drawn_names, moments, of_runs
 from reincarnate.comparison.document import build, scales_of, sentence
 from reincarnate.errors import UserError
 
@@ -296,3 +296,25 @@ def test_human_scores_are_0_at_random_play_and_1_at_the_tester() -> None:
 def test_every_game_with_human_scores_is_one_that_can_be_played() -> None:
     envpool = pytest.importorskip("envpool")
     assert {f"{game}-v5" for game in known_games()} <= set(envpool.list_all_envs())
+
+
+def test_pictures_name_a_file_by_its_folder_where_that_is_one_teachers() -> None:
+    one, two, same = "../zoo/own/weak/dqn.pt", "../zoo/own/mid/dqn.pt", "../zoo/own/mid/ppo.pt"
+    bundled = "bundled/CartPole-dqn"
+    names = drawn_names([one, None, two, one, bundled])
+    assert names == {None: "scratch", one: "weak", two: "mid", bundled: bundled}
+    assert drawn_names([two, same]) == {None: "scratch", two: "…/mid/dqn.pt", same: "…/mid/ppo.pt"}
+
+
+def test_long_names_leave_the_matrix_its_room() -> None:
+    folder = "/data/" + "checkpoints/" * 8
+    rows = [
+        {"teacher": f"{folder}{name}/model.pt", "student": student, "iqm": 0.5, "ci95": [0.4, 0.6], "n": 3}
+        for name in ("weak", "mid")
+        for student in ("qdagger-dqn", "qdagger-muesli")
+    ]
+    figure = pictures.matrix_figure(rows)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["weak", "mid"]
+    assert axes.get_window_extent().width > 0.5 * figure.bbox.width

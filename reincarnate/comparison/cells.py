@@ -32,6 +32,16 @@ class Method:
         return f"{self.student} from {short_path(self.teacher) if self.teacher else 'scratch'}"
 
 
+def drawn_names(refs: Iterable[str | None]) -> dict[str | None, str]:
+    """Teachers as pictures have room for them: of a file far away its folder, where that is one teacher's."""
+    known = list(dict.fromkeys(ref for ref in refs if ref))
+    short = [Path(ref).parent.name if len(Path(ref).parts) > 3 else ref for ref in known]
+    told = [
+        name if short.count(name) == 1 else short_path(ref) for ref, name in zip(known, short, strict=True)
+    ]
+    return {None: "scratch"} | dict(zip(known, told, strict=True))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One cell: what it was meant to be and, where there is one, its run."""

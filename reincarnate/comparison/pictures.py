@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reincarnate import stats
-from reincarnate.comparison.cells import Method, Moment, Outcome, moments
+from reincarnate.comparison.cells import Method, Moment, Outcome, drawn_names, moments
 from reincarnate.comparison.document import Scale, by_method, grouped, interval, pooled, scales_of, scores_of
 from reincarnate.comparison.references import Reference
 from reincarnate.report.drawing import (
@@ -89,7 +89,11 @@ def figures(
 def looks_of(methods: Sequence[Method]) -> dict[Method, Look]:
     """Colours and markers in the order of the methods; both start again after seven."""
     styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
-    return {method: Look(_plain(method.name), *style) for method, style in zip(methods, styles, strict=False)}
+    names = drawn_names(method.teacher for method in methods)
+    return {
+        method: Look(_plain(f"{method.student} from {names[method.teacher]}"), *style)
+        for method, style in zip(methods, styles, strict=False)
+    }
 
 
 def curve_of(runs: Sequence[Sequence[Moment]], place: Callable[[Moment], float]) -> Curve:
@@ -216,10 +220,11 @@ def _draw_references(axes: Axes, references: Sequence[Reference], limit: int) ->
 def _levels(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """Teachers and random play as lines."""
     teachers = grouped([o for o in outcomes if o.method.teacher], lambda outcome: outcome.method.teacher)
+    names = drawn_names(teachers)
     for (ref, cells), dashes in zip(teachers.items(), itertools.cycle(_DASHES), strict=False):
         returns = pooled(cells, "teacher")
         if returns is not None:
-            label = _plain(f"teacher {short_path(str(ref))}: {returns.mean:.1f}")
+            label = _plain(f"teacher {names[ref]}: {returns.mean:.1f}")
             axes.axhline(returns.mean, color="black", lw=1.3, ls=dashes, label=label, zorder=1)
     random = pooled(outcomes, "random")
     if random is not None:
@@ -324,7 +329,8 @@ def matrix_figure(summary: Sequence[Mapping[str, Any]]) -> Figure:
     axes = figure.subplots()
     image = axes.imshow(table, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), [_plain(name) for name in columns])
-    axes.set_yticks(range(len(rows)), [_plain(short_path(ref)) if ref else "from scratch" for ref in rows])
+    names = drawn_names(rows)
+    axes.set_yticks(range(len(rows)), [_plain(names[ref]) if ref else "from scratch" for ref in rows])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for row in summary:
@@ -355,4 +361,4 @@ def _one(scales: Mapping[str, Scale]) -> str:
 def _plain(text: str) -> str:
     """As it stands: no mathematics, and not too long."""
     kept = drawable(text)
-    return (kept if len(kept) <= 76 else f"{kept[:38]}…{kept[-37:]}").replace("$", r"\$")
+    return (kept if len(kept) <= 60 else f"{kept[:30]}…{kept[-29:]}").replace("$", r"\$")

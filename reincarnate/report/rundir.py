@@ -103,9 +103,9 @@ def read_run(directory: Path | str) -> RunData:
 
 
 def short_path(text: str) -> str:
-    """An absolute path by its last two names: pictures have little room, and cards are made public."""
+    """A long path by its last two names: tables have little room, and cards are made public."""
     path = Path(text)
-    return f"…/{'/'.join(path.parts[-2:])}" if path.is_absolute() and len(path.parts) > 3 else text
+    return f"…/{'/'.join(path.parts[-2:])}" if len(path.parts) > 3 else text
 
 
 def _object(path: Path) -> dict[str, Any]:
