@@ -81,7 +81,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow  # several runs in one process, which not every try survives on a busy machine
 def test_the_result_counts_what_all_ranks_did(ran: Path) -> None:
     result = read(ran / "whole", "result.json")
     assert result["status"] == "done"
@@ -100,7 +99,6 @@ def test_the_result_counts_what_all_ranks_did(ran: Path) -> None:
     assert len(list((ran / "whole").glob("events.out.tfevents.*"))) == 1  # rank 0's
 
 
-@pytest.mark.slow  # several runs in one process, which not every try survives on a busy machine
 def test_stopping_one_rank_in_the_offline_phase_changes_nothing(ran: Path) -> None:
     name = "snapshots/offline-120.safetensors"
     assert (ran / "offline" / name).read_bytes() == (ran / "whole" / name).read_bytes()
@@ -108,7 +106,6 @@ def test_stopping_one_rank_in_the_offline_phase_changes_nothing(ran: Path) -> No
         assert steps == sorted(steps), tag
 
 
-@pytest.mark.slow  # several runs in one process, which not every try survives on a busy machine
 def test_every_rank_resumes_its_share_of_the_buffer_and_its_random_numbers(ran: Path) -> None:
     one, other = results(ran, "online")
     for each in (one, other):
@@ -125,13 +122,11 @@ def test_every_rank_resumes_its_share_of_the_buffer_and_its_random_numbers(ran: 
     assert online["updates"] == (online["agent_steps"] - 100) // 4
 
 
-@pytest.mark.slow  # several runs in one process, which not every try survives on a busy machine
 def test_another_number_of_ranks_is_refused(ran: Path) -> None:
     with pytest.raises(UserError, match=r"started with 2 ranks and cannot go on with 1; .* `torchrun"):
         Run.resume(ran / "whole", quiet())
 
 
-@pytest.mark.slow  # several runs in one process, which not every try survives on a busy machine
 def test_a_shared_buffer_is_damaged_without_a_ranks_part(ran: Path) -> None:
     from reincarnate.checkpoint import CheckpointFolder
 
