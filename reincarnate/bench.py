@@ -221,18 +221,9 @@ class _Bench:
         return Meter(self._seconds, with_all_threads, self._parts.device)
 
     def _stage(self, tick: Callable[[], bool]) -> Stage:
-        parts, far = self._parts, Returns.from_games([1e9])
-        return Stage(
-            config=self._config,
+        far = Returns.from_games([1e9])
+        return self._parts.stage(
             folder=self._folder,
-            spec=parts.spec,
-            device=parts.device,
-            precision=parts.precision,
-            teacher=parts.teacher,
-            student=parts.student,
-            entry=parts.entry,
-            generator=parts.generator,
-            sampler=parts.sampler,
             progress=Progress(stream=io.StringIO()),
             logger=RunLogger(self._folder),
             curves=Curves(),

@@ -47,7 +47,7 @@ class MuesliConfig:
     max_update: float | None = 1.0  # of Adam's step before the learning rate; None: Adam. Second-hand
     sequence_length: int = 30  # rows T of a sequence, the last one only to bootstrap; second-hand
     replay_fraction: float = 0.75  # of a batch; the rest is fresh, each row used once. Confirmed
-    core_units: int | None = None  # of the LSTM behind the trunk; None: none. The paper's agent has one
+    core_units: int | None = None  # of the LSTM that reads the trunk; None: none. The paper's agent has one
     model_units: int = 512  # of the model's LSTM; 1024 second-hand
     bins: int = 601  # of rewards and values, second-hand
     support_limit: float = 300.0  # second-hand

@@ -20,6 +20,7 @@ from reincarnate.config import EnvConfig, RunConfig
 from reincarnate.device import Precision, pick_device, tune
 from reincarnate.envs import make_env, preset_spec
 from reincarnate.errors import UserError
+from reincarnate.phases import Stage
 from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Sampler, storage
 from reincarnate.replay.frames import packed_frame_bytes
@@ -61,6 +62,21 @@ class Parts:
     sampler: Sampler
     storage: Choice
     teacher_data: Path | None  # a D_T that somebody made
+
+    def stage(self, **of_the_run: Any) -> Stage:
+        """What phases work with: these parts, and every other field of :class:`Stage` as the run has it."""
+        return Stage(
+            config=self.config,
+            spec=self.spec,
+            device=self.device,
+            precision=self.precision,
+            teacher=self.teacher,
+            student=self.student,
+            entry=self.entry,
+            generator=self.generator,
+            sampler=self.sampler,
+            **of_the_run,
+        )
 
 
 def prepare(

@@ -20,8 +20,8 @@ _WRITTEN = (
     *("curves.png", "curves.svg", "losses.png", "losses.svg"),
 )
 
-#: Of a comparison. The name is reincarnate.launching's, which stands higher and cannot be asked.
-_GRID_FILE = "grid.json"
+#: Makes a folder a comparison.
+GRID_FILE = "grid.json"
 
 
 def lock(folder: Path, name: str = "run.lock") -> FileLock:
@@ -105,7 +105,7 @@ def _no_run(folder: Path) -> str:
         )
     if not folder.is_dir():
         return f"{folder} is a file; --resume takes the folder of a run, with its config.json"
-    if (folder / _GRID_FILE).exists():
+    if (folder / GRID_FILE).exists():
         return f"{folder} holds a comparison; go on with it by `reincarnate compare --resume {folder}`"
     runs = sorted(each.parent for each in folder.glob("*/config.json"))
     if runs:

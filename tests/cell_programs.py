@@ -12,7 +12,8 @@ from typing import Any
 from click.testing import CliRunner
 
 from reincarnate.cli import main
-from reincarnate.launching.cell import GRID_FILE, Cell, cell_folder
+from reincarnate.launching.cell import Cell, cell_folder
+from reincarnate.runfiles import GRID_FILE
 
 from small_runs import SMALL, TEACHER, cli_options, read
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from random_tensors import generator
 from torch import Tensor
 
 from reincarnate.acting import ActRule
 from reincarnate.losses import Support
 from reincarnate.networks import build_muesli_network
 from reincarnate.students.muesli import Muesli, MuesliConfig, SequenceBatch
+
+from random_tensors import generator
 
 SUPPORT = Support(limit=5.0, bins=21)
 ACTIONS, FEATURES = 3, 4

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import student_cases as cases
 import torch
 
 from reincarnate.errors import UserError
@@ -18,6 +17,7 @@ from reincarnate.ranks import PeerEnded, Ranks, connect, digest
 from reincarnate.runner import Run
 from reincarnate.types import Batch
 
+import student_cases as cases
 from small_runs import quiet, small_config, stopping
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compared_runs import games
 from safetensors.numpy import save_file
 
 from reincarnate.config import override, preset
 from reincarnate.curves import Curves
 from reincarnate.types import EnvSpec, Returns
+
+from compared_runs import games
 
 EVIL = "<script>alert('x')</script> & `$x_1$` | \n# \\alpha"
 VERSIONS = {"python": "3.11.9", "reincarnate": "0.1.0", "torch": "2.13.0"}

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from random_tensors import generator
 
 from reincarnate.config import RunConfig, override, preset
 from reincarnate.losses import log_policy
 from reincarnate.students.student import get_student, registry
 from reincarnate.types import Batch, EnvSpec
+
+from random_tensors import generator
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 VECTOR = EnvSpec("Chain-v0", "vector", 3, (5,))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_tensors import generator
 from scipy import stats
 
 from reincarnate.acting import (
@@ -20,6 +19,8 @@ from reincarnate.acting import (
     sample,
 )
 from reincarnate.errors import UserError
+
+from random_tensors import generator
 
 OUTPUTS = torch.tensor([0.3, -1.0, 2.0, 0.9])
 DRAWS = 20_000

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from random_tensors import normal
 
 from reincarnate.losses import AdvantageMoment, advantage_centre, advantage_scale, update_moment
 
+from random_tensors import normal
 from rlax_oracle import float64
 
 

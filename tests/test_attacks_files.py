@@ -14,7 +14,6 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-import sb3_writers as writers
 import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
@@ -27,6 +26,8 @@ from reincarnate.teachers.formats._yaml import read_yaml
 from reincarnate.teachers.reference import local_card, parse_reference
 from reincarnate.teachers.teacher import TeacherSpec
 from reincarnate.types import EnvSpec
+
+import sb3_writers as writers
 
 CARTPOLE = Hints("CartPole-v1")
 

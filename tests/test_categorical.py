@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_tensors import normal
 
 from reincarnate.losses import (
     Support,
@@ -18,6 +17,7 @@ from reincarnate.losses import (
     two_hot,
 )
 
+from random_tensors import normal
 from rlax_oracle import float64
 
 SUPPORT = Support()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_tensors import actions, generator, log_policy, normal
 
 from reincarnate.losses import (
     cmpo_log_policy,
@@ -20,6 +19,7 @@ from reincarnate.losses import (
     sampled_cmpo_weights,
 )
 
+from random_tensors import actions, generator, log_policy, normal
 from rlax_oracle import float64
 
 # ------------------------------------------------------------ plain numpy

@@ -16,9 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cell_programs import cells, starts, wait_for, write_cell_program
 from click.testing import CliRunner, Result
-from compared_runs import make_run
 from filelock import FileLock
 
 from reincarnate.cli import main
@@ -31,6 +29,8 @@ from reincarnate.launching.local import GpuShares, LocalLauncher, thread_limits
 from reincarnate.launching.work import Work
 from reincarnate.phases import Stopped
 
+from cell_programs import cells, starts, wait_for, write_cell_program
+from compared_runs import make_run
 from small_runs import SMALL, TEACHER, cli_options, read
 
 #: Stands in for `reincarnate run`: the seed says what it does.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from compared_runs import make_run
 
 from reincarnate.atari_scores import human_normalized, known_games
 from reincarnate.cli import main
@@ -19,6 +18,8 @@ from reincarnate.comparison import pages, pictures, report_runs
 from reincarnate.comparison.cells import Method, Outcome, drawn_names, moments, of_runs
 from reincarnate.comparison.document import build, scales_of, sentence
 from reincarnate.errors import UserError
+
+from compared_runs import make_run
 
 STRONG, WEAK = "bundled/Breakout-dqn", "weak.cleanrl_model"
 EVIL = "<script>$x_1$</script>&.pt"

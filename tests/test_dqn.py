@@ -6,6 +6,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+
+from reincarnate.acting import ActRule
+from reincarnate.config import RunConfig
+from reincarnate.losses import kl, log_policy
+from reincarnate.types import Batch
+
 from student_cases import (
     ATARI,
     SPECS,
@@ -18,11 +24,6 @@ from student_cases import (
     train,
     weights,
 )
-
-from reincarnate.acting import ActRule
-from reincarnate.config import RunConfig
-from reincarnate.losses import kl, log_policy
-from reincarnate.types import Batch
 
 
 def plain_training(learner, settings: RunConfig, batches: list[Batch], m: float) -> dict[str, torch.Tensor]:

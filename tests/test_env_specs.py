@@ -4,12 +4,13 @@ import dataclasses
 
 import gymnasium
 import pytest
-from env_rows import BACKENDS, BREAKOUT, CARTPOLE
 
 from reincarnate.envs import current_id, env_spec, make_env, pool
 from reincarnate.envs.base import NEUTRAL
 from reincarnate.errors import UserError
 from reincarnate.types import EnvSpec
+
+from env_rows import BACKENDS, BREAKOUT, CARTPOLE
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from env_rows import BACKENDS, BREAKOUT, CARTPOLE, check_rows, check_stacks, flags_of, play, random_actions
 
 from reincarnate.envs import env_spec, make_env, pool
 from reincarnate.envs.base import check_action
+
+from env_rows import BACKENDS, BREAKOUT, CARTPOLE, check_rows, check_stacks, flags_of, play, random_actions
 
 # ---------------------------------------------------------------- calls and actions
 

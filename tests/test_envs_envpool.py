@@ -5,9 +5,10 @@ import dataclasses
 import envpool
 import numpy as np
 import pytest
-from env_rows import BACKENDS, BREAKOUT, flags_of, hidden_end, play, random_actions
 
 from reincarnate.types import EnvSpec
+
+from env_rows import BACKENDS, BREAKOUT, flags_of, hidden_end, play, random_actions
 
 
 @dataclasses.dataclass

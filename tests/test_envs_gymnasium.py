@@ -3,11 +3,12 @@
 import gymnasium
 import numpy as np
 import pytest
-from env_rows import BREAKOUT, CARTPOLE, check_rows, check_stacks, hidden_end, play, random_actions
 
 from reincarnate.envs import env_spec, gym, make_env
 from reincarnate.envs.base import NEUTRAL
 from reincarnate.types import EnvSpec
+
+from env_rows import BREAKOUT, CARTPOLE, check_rows, check_stacks, hidden_end, play, random_actions
 
 
 def test_vectors_equal_gymnasiums_own_vector_environment():

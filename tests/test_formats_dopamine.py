@@ -17,9 +17,10 @@ from reincarnate.errors import UserError
 from reincarnate.teachers.zoo import load_teacher
 
 flax = pytest.importorskip("flax")
+from test_formats_flax import assert_agree, play  # noqa: E402
+
 import dopamine_writers as writers  # noqa: E402 - it needs flax
 from dopamine_writers import IMAGE, read  # noqa: E402
-from test_formats_flax import assert_agree, play  # noqa: E402
 
 CARTPOLE_LOW = (-2.4, -5.0, -math.pi / 12, -math.pi * 2)
 CARTPOLE_HIGH = tuple(-low for low in CARTPOLE_LOW)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sb3_writers as writers
 import torch
 import yaml
 
@@ -18,6 +17,8 @@ from reincarnate.teachers.formats import Checkpoint, Hints, detect_and_read
 from reincarnate.teachers.formats._sb3_zoo import closest
 from reincarnate.teachers.reference import choose_file
 from reincarnate.teachers.zoo import load_teacher
+
+import sb3_writers as writers
 
 WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 

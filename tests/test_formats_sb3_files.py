@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sb3_writers as writers
 import torch
 
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats import Hints, detect_and_read
 from reincarnate.teachers.zoo import load_teacher
+
+import sb3_writers as writers
 
 CARTPOLE = Hints("CartPole-v1")
 

@@ -19,6 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import cell_folder, state_of
+from reincarnate.launching.on_ray import RayLauncher
+from reincarnate.phases import Stopped
+
 from cell_programs import (
     cells,
     check_compare_command,
@@ -27,11 +33,6 @@ from cell_programs import (
     wait_for,
     write_cell_program,
 )
-
-from reincarnate.errors import UserError
-from reincarnate.launching.cell import cell_folder, state_of
-from reincarnate.launching.on_ray import RayLauncher
-from reincarnate.phases import Stopped
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own

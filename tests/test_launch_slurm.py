@@ -8,6 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
+
+from reincarnate.comparison import Launch
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import cell_folder, state_of
+from reincarnate.launching.on_slurm import SlurmLauncher, _minutes
+
 from cell_programs import (
     cells,
     check_compare_command,
@@ -17,11 +23,6 @@ from cell_programs import (
     write_cell_program,
     write_slurm,
 )
-
-from reincarnate.comparison import Launch
-from reincarnate.errors import UserError
-from reincarnate.launching.cell import cell_folder, state_of
-from reincarnate.launching.on_slurm import SlurmLauncher, _minutes
 
 submitit = pytest.importorskip("submitit")
 

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_tensors import normal
 from scipy import special, stats
 
 from reincarnate.losses import kl, log_policy, q_targets, td_loss
+
+from random_tensors import normal
 
 
 def test_targets_by_hand() -> None:

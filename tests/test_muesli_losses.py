@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from random_tensors import actions, log_policy, normal
 
 from reincarnate.losses import (
     AdvantageMoment,
@@ -21,6 +20,8 @@ from reincarnate.losses import (
     sampled_cmpo_weights,
     update_moment,
 )
+
+from random_tensors import actions, log_policy, normal
 
 
 def test_nothing_is_read_by_the_host() -> None:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from random_tensors import generator
 
 from reincarnate.device import autocast
 from reincarnate.errors import UserError
@@ -19,6 +18,8 @@ from reincarnate.networks import (
 )
 from reincarnate.networks.lstm import Lstm
 from reincarnate.networks.normaliser import Normaliser
+
+from random_tensors import generator
 
 CPU = torch.device("cpu")
 SUPPORT = Support(limit=10.0, bins=21)

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
-from random_tensors import generator
 from torch import nn
 
 from reincarnate.device import autocast
 from reincarnate.errors import UserError
 from reincarnate.networks import NETWORKS, build_network, default_network, default_options, nature
 from reincarnate.networks.impala import pool
+
+from random_tensors import generator
 
 CPU = torch.device("cpu")
 SHAPES = {"nature": (4, 84, 84), "impala": (4, 84, 84), "mlp": (4,), "iqn": (4, 84, 84)}

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-from random_tensors import actions, log_policy, normal
 
 from reincarnate.losses import (
     cmpo_log_policy,
@@ -15,6 +14,7 @@ from reincarnate.losses import (
     sampled_cmpo_weights,
 )
 
+from random_tensors import actions, log_policy, normal
 from rlax_oracle import float64
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from two_ranks import alive, run_program, torchrun
 
 from reincarnate import ranks as room
 from reincarnate.errors import UserError
 from reincarnate.runner import Run
 
 from small_runs import SMALL, TEACHER, cli_options, quiet, read, scalar_steps
+from two_ranks import alive, run_program, torchrun
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from compared_runs import make_run
 
 from reincarnate.cli import main
 from reincarnate.comparison import pictures, report_runs
 from reincarnate.comparison.cells import of_runs
 from reincarnate.comparison.references import Log, Reference, read_references
 from reincarnate.errors import UserError
+
+from compared_runs import make_run
 
 
 def write_log(home: Path, points: Mapping[str, list[tuple[int, float]]]) -> Path:

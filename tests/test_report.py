@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_page import Page
 from huggingface_hub import ModelCard
-from reported_runs import KINDS, make_run
 
 from reincarnate.errors import UserError
 from reincarnate.report import model_card, plot_run, plots, read_run, write_report
 from reincarnate.report import page as page_module
+
+from html_page import Page
+from reported_runs import KINDS, make_run
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda name: name.replace(" ", "-"))

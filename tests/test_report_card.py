@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reported_runs import EVIL, KINDS, games, make_run
 
 from reincarnate.report import model_card, read_run
 from reincarnate.report.card import code
+
+from reported_runs import EVIL, KINDS, games, make_run
 
 
 def test_the_card_tells_what_it_is_and_how_to_use_it(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reported_runs import make_run
-
 from reincarnate.report import plots, read_run
+
+from reported_runs import make_run
 
 MUESLI = ("policy_gradient_loss", "cmpo_loss", "model_policy_loss", "value_loss", "reward_loss")
 

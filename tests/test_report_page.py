@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from html_page import Page
-from reported_runs import EVIL, KINDS, games, make_run
 
 from reincarnate.report import page as page_module
 from reincarnate.report import plot_run, read_run
+
+from html_page import Page
+from reported_runs import EVIL, KINDS, games, make_run
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported_runs import KINDS, make_run
 
 from reincarnate.curves import Curves
 from reincarnate.report import drawing, plot_run, plots, read_run
+
+from reported_runs import KINDS, make_run
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_tensors import normal
 
 from reincarnate.losses import clipped_ratio, retrace_returns, trace_weights
 
+from random_tensors import normal
 from rlax_oracle import batched, float64
 
 

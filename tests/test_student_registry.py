@@ -4,6 +4,11 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import torch
+
+from reincarnate.errors import UserError
+from reincarnate.students import dqn, student
+from reincarnate.students.student import Method, StudentEntry, get_student, registry
+
 from student_cases import (
     ATARI,
     CPU,
@@ -11,10 +16,6 @@ from student_cases import (
     VECTOR,
     config,
 )
-
-from reincarnate.errors import UserError
-from reincarnate.students import dqn, student
-from reincarnate.students.student import Method, StudentEntry, get_student, registry
 
 
 def test_the_methods() -> None:

@@ -4,6 +4,15 @@ import io
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reincarnate.acting import ActRule
+from reincarnate.errors import UserError
+from reincarnate.losses import kl, log_policy
+from reincarnate.students import dqn
+from reincarnate.students.student import TRANSITIONS, get_student
+from reincarnate.types import Batch
+
 from student_cases import (
     CPU,
     META,
@@ -19,14 +28,6 @@ from student_cases import (
     train,
     weights,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from reincarnate.acting import ActRule
-from reincarnate.errors import UserError
-from reincarnate.losses import kl, log_policy
-from reincarnate.students import dqn
-from reincarnate.students.student import TRANSITIONS, get_student
-from reincarnate.types import Batch
 
 
 @cases

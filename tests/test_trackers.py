@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
-from compared_runs import make_run
 
 from reincarnate.cli import main
 from reincarnate.comparison import report_runs, trackers
 from reincarnate.comparison.trackers import TrackedRun
 from reincarnate.errors import UserError
+
+from compared_runs import make_run
 
 
 class Notebook:

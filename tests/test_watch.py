@@ -10,6 +10,18 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+
+import reincarnate
+from reincarnate import runfiles
+from reincarnate.cli import main
+from reincarnate.config import RunConfig, override
+from reincarnate.errors import UserError
+from reincarnate.progress import Progress
+from reincarnate.teachers.formats.native import save_native
+from reincarnate.types import EnvStep
+from reincarnate.watching import players, screen
+from reincarnate.watching.screen import CAPTION_HEIGHT, Caption, Screen
+
 from painted_games import (
     COLOURS,
     FACTOR,
@@ -22,17 +34,6 @@ from painted_games import (
     teacher,
     watch,
 )
-
-import reincarnate
-from reincarnate import runfiles
-from reincarnate.cli import main
-from reincarnate.config import RunConfig, override
-from reincarnate.errors import UserError
-from reincarnate.progress import Progress
-from reincarnate.teachers.formats.native import save_native
-from reincarnate.types import EnvStep
-from reincarnate.watching import players, screen
-from reincarnate.watching.screen import CAPTION_HEIGHT, Caption, Screen
 
 # ------------------------------------------------------------ side by side
 

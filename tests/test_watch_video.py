@@ -8,11 +8,12 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from painted_games import COLOURS, FACTOR, HEIGHT, WIDTH, gif_frames, left_half, mp4_frames, teacher, watch
 
 from reincarnate.envs import env_spec, steps_per_second
 from reincarnate.watching import film, video
 from reincarnate.watching.screen import CAPTION_HEIGHT
+
+from painted_games import COLOURS, FACTOR, HEIGHT, WIDTH, gif_frames, left_half, mp4_frames, teacher, watch
 
 # ------------------------------------------------------------ the file
 

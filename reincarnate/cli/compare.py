@@ -102,8 +102,8 @@ def report(runs: tuple[Path, ...], tracker: str | None, out: Path | None, as_jso
     TensorBoard logs of CleanRL or Stable-Baselines3 among them are drawn as reference curves.
     """
     from reincarnate.comparison import report_runs, track_runs
-    from reincarnate.launching.cell import GRID_FILE
     from reincarnate.report import read_run, write_report
+    from reincarnate.runfiles import GRID_FILE
 
     _check(tracker)
     if len(runs) == 1 and out is None and not (runs[0] / GRID_FILE).exists():

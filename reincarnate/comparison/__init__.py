@@ -21,9 +21,9 @@ from reincarnate.comparison.document import build
 from reincarnate.comparison.grid import Grid
 from reincarnate.comparison.references import Reference, is_log, read_references
 from reincarnate.errors import UserError
-from reincarnate.launching.cell import GRID_FILE
 from reincarnate.launching.choice import Launch, Launcher
 from reincarnate.ranks import refuse_several
+from reincarnate.runfiles import GRID_FILE
 
 __all__ = ["Comparison", "Launch", "compare", "report_runs"]
 

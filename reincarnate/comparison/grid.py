@@ -13,9 +13,9 @@ from reincarnate import config as configuration
 from reincarnate import files
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
-from reincarnate.launching.cell import GRID_FILE, Cell
+from reincarnate.launching.cell import Cell
 from reincarnate.prepare import ENV_OVERRIDES
-from reincarnate.runfiles import exact_reference
+from reincarnate.runfiles import GRID_FILE, exact_reference
 from reincarnate.students.student import StudentEntry, get_student
 from reincarnate.teachers.shared_data import exact_text
 from reincarnate.teachers.teacher import Teacher

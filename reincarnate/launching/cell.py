@@ -9,8 +9,6 @@ from typing import Literal
 from reincarnate import files
 from reincarnate.errors import UserError
 
-#: Makes a folder a comparison.
-GRID_FILE = "grid.json"
 State = Literal["new", "begun", "done"]
 
 

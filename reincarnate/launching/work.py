@@ -18,7 +18,8 @@ from filelock import FileLock, Timeout
 
 from reincarnate import files
 from reincarnate.errors import UserError
-from reincarnate.launching.cell import GRID_FILE, Cell, cell_folder, state_of
+from reincarnate.launching.cell import Cell, cell_folder, state_of
+from reincarnate.runfiles import GRID_FILE
 
 EXIT_USER_ERROR, EXIT_STOPPED = 2, 130
 #: What numeric libraries read to know how many threads to start; the last is read by ``envs/pool.py``.

@@ -52,18 +52,9 @@ class Run:
         ranks.watch(self._stop.is_set)
 
     def _make_stage(self, opened: Opened) -> Stage:
-        parts, ranks = opened.parts, self._ranks
-        return Stage(
-            config=parts.config,
+        ranks = self._ranks
+        return opened.parts.stage(
             folder=opened.folder,
-            spec=parts.spec,
-            device=parts.device,
-            precision=parts.precision,
-            teacher=parts.teacher,
-            student=parts.student,
-            entry=parts.entry,
-            generator=parts.generator,
-            sampler=parts.sampler,
             progress=self.progress,
             logger=RunLogger(opened.folder) if ranks.first else SilentLogger(),
             curves=Curves(),
