@@ -243,9 +243,15 @@ def test_a_cell_is_interrupted_where_its_process_was_born_deaf_to_ctrl_c(tmp_pat
     (out / "grid.json").write_text("{}")
     work = Work(cell, str(out), {}, write_cell_program(tmp_path))
     (tmp_path / "work.pickle").write_bytes(pickle.dumps(work))
+    worker = [
+        sys.executable,
+        "-c",
+        WORKER,
+        str(tmp_path / "work.pickle"),
+        str(cell_folder(out, cell) / "ready"),
+    ]
     process = subprocess.run(
-        [sys.executable, "-c", WORKER, str(tmp_path / "work.pickle"), str(cell_folder(out, cell) / "ready")],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *worker],
         capture_output=True,
         text=True,
         timeout=600,
