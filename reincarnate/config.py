@@ -136,7 +136,8 @@ class RunConfig:
 
     teacher: str | None = None  # a reference; None for a scratch student
     student: str = "qdagger-dqn"
-    network: Literal["auto", "nature", "impala", "mlp"] = "auto"  # auto: impala for images, mlp for vectors
+    #: ``auto``: impala for images, mlp for vectors; ``light``: nature for images, mlp for vectors.
+    network: Literal["auto", "light", "nature", "impala", "mlp"] = "auto"
     preset: str = "default"
     seed: int = 1
     #: Of G_T, G_random and D_T, which runs with the same one share through the cache; None: the run's own.

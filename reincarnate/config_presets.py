@@ -6,6 +6,10 @@ from typing import Any
 
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {
+        # On a CPU a Nature CNN makes five updates in the time of one of IMPALA's, and with so few updates a
+        # higher learning rate than the others' brings it at least as far.
+        "network": "light",
+        "optimizer.learning_rate": 3e-4,
         "env.num_envs": 8,
         "evaluate.games": 16,
         "collect.agent_steps": 40_000,

@@ -233,8 +233,10 @@ def _origin(points: list[EntryPoint]) -> str:
 
 
 def network_name(config: RunConfig, spec: EnvSpec) -> str:
-    """The network that ``config.network`` names; ``auto`` is the one for the environment's observations."""
-    return config.network if config.network != "auto" else default_network(spec.kind)
+    """The network that ``config.network`` names; ``auto`` and ``light`` go by the environment's observations."""
+    if config.network in ("auto", "light"):
+        return default_network(spec.kind, light=config.network == "light")
+    return config.network
 
 
 def lay_out(network: nn.Module, spec: EnvSpec) -> None:

@@ -308,7 +308,8 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 def test_defaults_follow_the_kind_of_environment_and_can_be_saved() -> None:
     assert default_network("atari") == "impala"
-    assert default_network("vector") == "mlp"
+    assert default_network("atari", light=True) == "nature"
+    assert default_network("vector") == default_network("vector", light=True) == "mlp"
     assert default_options("impala") == {
         "hidden": 256,
         "channels": [16, 32, 32],

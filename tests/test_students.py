@@ -38,7 +38,8 @@ def test_what_a_student_says_of_itself(name: str, kind: str) -> None:
     assert entry.paper
     assert learner.batch_spec == TRANSITIONS
     assert learner.outputs in ("q_values", "policy_logits")
-    assert learner.network_name == {"vector": "mlp", "atari": "impala"}[kind]
+    assert learner.network_name == {"vector": "mlp", "atari": "nature"}[kind]  # quick's
+    assert build(name, kind, network="auto").network_name == {"vector": "mlp", "atari": "impala"}[kind]
     assert "hidden" in learner.network_options
     assert learner.temperature == config().distill.student_temperature
     assert build(name, "atari", network="nature").network_name == "nature"

@@ -76,9 +76,11 @@ def build_network(
     return network
 
 
-def default_network(kind: Literal["atari", "vector"]) -> NetworkName:
-    """The student's network for an ``EnvSpec.kind``: impala for images, mlp for vectors."""
-    return "impala" if kind == "atari" else "mlp"
+def default_network(kind: Literal["atari", "vector"], *, light: bool = False) -> NetworkName:
+    """The student's network for an ``EnvSpec.kind``: mlp for vectors; for images impala, ``light``: nature."""
+    if kind == "vector":
+        return "mlp"
+    return "nature" if light else "impala"
 
 
 def default_options(name: str) -> dict[str, Any]:
