@@ -4,8 +4,8 @@
     python docs/measure_bf16_learning.py --out runs/precision --seeds 3 --rounded
 
 ``--rounded`` is for a CPU without bfloat16 units, where PyTorch's own kernels are a hundred times slower than
-float32. Convolutions and linear layers then take operands rounded to bfloat16, multiply and sum in float32, and
-round the result, forwards and backwards: what such units do. Everything else is the run's own bfloat16 path.
+float32. Convolutions and linear layers then take operands rounded to bfloat16, multiply and sum in float32,
+and round the result, forwards and backwards: what such units do. The rest is the run's own bfloat16 path.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def _origin(points: list[EntryPoint]) -> str:
 
 
 def network_name(config: RunConfig, spec: EnvSpec) -> str:
-    """The network that ``config.network`` names; ``auto`` and ``light`` go by the environment's observations."""
+    """The network that ``config.network`` names; ``auto`` and ``light`` go by the observations."""
     if config.network in ("auto", "light"):
         return default_network(spec.kind, light=config.network == "light")
     return config.network

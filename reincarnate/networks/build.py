@@ -77,7 +77,7 @@ def build_network(
 
 
 def default_network(kind: Literal["atari", "vector"], *, light: bool = False) -> NetworkName:
-    """The student's network for an ``EnvSpec.kind``: mlp for vectors; for images impala, ``light``: nature."""
+    """The student's network: mlp for vectors; for images impala, or nature if ``light``."""
     if kind == "vector":
         return "mlp"
     return "nature" if light else "impala"

@@ -291,8 +291,19 @@ def muesli_options(name: str, **changes: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def initialise_muesli(network: MuesliNetwork, generator: torch.Generator | None) -> None:
-    """Trunk and ``initial`` as every network here, LSTMs by :meth:`Lstm.initialise`, heads N(0, 0.01^2)."""
+    """``initial`` and an MLP as every network here, LSTMs by :meth:`Lstm.initialise`, heads N(0, 0.01^2).
+
+    A trunk of convolutions is drawn N(0, 1 / fan_in) with biases of 0, as haiku and flax have it by default
+    (the paper's agent is in JAX). PyTorch's default has a third of that variance in every layer: so little
+    of an image is left at the end that heads near zero take hundreds of updates to see any of it.
+    """
     initialise(network, generator)
+    layers = [layer for layer in network.trunk.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    if any(isinstance(layer, nn.Conv2d) for layer in layers):
+        for layer in layers:
+            layer.weight.normal_(0.0, layer.weight[0].numel() ** -0.5, generator=generator)
+            if layer.bias is not None:
+                layer.bias.zero_()
     model = network.model
     for head in (network.policy, network.value, model.reward, model.value, model.policy):
         head.weight.normal_(0.0, HEAD_STD, generator=generator)
