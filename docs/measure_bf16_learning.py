@@ -1,7 +1,7 @@
 """Run the same quick runs in float32 and in bfloat16, and print the returns that students reach.
 
-    python docs/measure_bf16_learning.py --out runs/precision --seeds 3
-    python docs/measure_bf16_learning.py --out runs/precision --seeds 3 --rounded
+    python docs/measure_bf16_learning.py --out runs/precision --seeds 1 2 3
+    python docs/measure_bf16_learning.py --out runs/precision --seeds 1 2 3 --rounded
 
 ``--rounded`` is for a CPU without bfloat16 units, where PyTorch's own kernels are a hundred times slower than
 float32. Convolutions and linear layers then take operands rounded to bfloat16, multiply and sum in float32,
@@ -55,14 +55,14 @@ def main() -> None:
     """Read the command line, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", default="bundled/Breakout-dqn")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounded", action="store_true")
     args = parser.parse_args()
     if args.rounded:
         functional.conv2d = rounded(functional.conv2d)
         functional.linear = rounded(functional.linear)
-    for seed in range(1, args.seeds + 1):
+    for seed in args.seeds:
         for precision in ("fp32", "bf16"):
             offline, final = returns(args.teacher, precision, seed, args.out / f"{precision}-{seed}")
             print(f"seed {seed}, {precision}: offline {offline:.1f}, final {final:.1f}", flush=True)
