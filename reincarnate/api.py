@@ -28,7 +28,7 @@ from reincarnate.diagnose import Diagnosis, Setting, diagnose
 from reincarnate.errors import UserError
 from reincarnate.evaluate import RecurrentPolicy, evaluate
 from reincarnate.progress import Progress
-from reincarnate.ranks import Ranks, connect
+from reincarnate.ranks import Ranks
 from reincarnate.replay import Buffer, Replay, storage
 from reincarnate.runner import Run
 from reincarnate.students.student import get_student
@@ -38,6 +38,7 @@ from reincarnate.teachers.collect import Collected, Collection, collect
 from reincarnate.teachers.shared_data import exact_text
 from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
+from reincarnate.team import connect
 from reincarnate.types import Backend, Returns, Wrappers
 
 #: When to find out why a return is not the claimed one.

@@ -13,8 +13,9 @@ import torch
 
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped, evaluation
-from reincarnate.ranks import PeerEnded, Ranks, connect, digest
+from reincarnate.ranks import Ranks, digest
 from reincarnate.runner import Run
+from reincarnate.team import PeerEnded, connect
 from reincarnate.types import Batch
 
 import student_cases as cases

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from reincarnate import ranks as room
 from reincarnate.errors import UserError
+from reincarnate.ranks import ALONE, Ranks, average_gradients
 from reincarnate.runner import Run
+from reincarnate.team import connect
 
 from small_runs import SMALL, TEACHER, cli_options, quiet, read, scalar_steps
 from two_ranks import alive, run_program, torchrun
@@ -130,7 +131,7 @@ def test_another_number_of_ranks_is_refused(ran: Path) -> None:
 def test_a_shared_buffer_is_damaged_without_a_ranks_part(ran: Path) -> None:
     from reincarnate.checkpoint import CheckpointFolder
 
-    third = room.Ranks()
+    third = Ranks()
     third.rank, third.size = 2, 3
     with pytest.raises(UserError, match="nothing of rank 2"):
         CheckpointFolder(ran / "whole", third).load(torch.device("cpu"))
@@ -216,14 +217,14 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with room.connect() as alone:  # torchrun --nproc-per-node=1
-        assert alone is room.ALONE
+    with connect() as alone:  # torchrun --nproc-per-node=1
+        assert alone is ALONE
         assert not torch.distributed.is_initialized()
     assert (alone.rank, alone.size, alone.first) == (0, 1, True)
     weight = torch.ones(3, requires_grad=True)
     weight.grad = torch.full((3,), 2.0)
     with alone.averaging():
-        room.average_gradients([weight])
+        average_gradients([weight])
     assert torch.equal(weight.grad, torch.full((3,), 2.0))
     assert alone.agree(True, False) == (True, False)
     assert alone.gather("mine") == ["mine"]
@@ -233,4 +234,4 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_one_file_knows_torch_distributed() -> None:
     code = [path for each in ("reincarnate", "teachers", "students") for path in (ROOT / each).rglob("*.py")]
     named = re.compile(r"(import|from) torch\.distributed|torch\.distributed\.\w|import distributed")
-    assert [path.name for path in code if named.search(path.read_text())] == ["ranks.py"]
+    assert [path.name for path in code if named.search(path.read_text())] == ["team.py"]
