@@ -50,7 +50,7 @@ def held_bytes(replay: Replay, rows: int) -> int:
     """Bytes of every array and tensor that hangs on the replay, for one row of its tables."""
     found = {}
     index = vars(replay._index)
-    tables = [replay._frames, replay._integers, replay._floats]
+    tables = [replay._frames, replay._columns.integers, replay._columns.floats]
     for tensor in [table.tensor for table in tables]:
         found[tensor.data_ptr()] = tensor.nbytes
     for array in index.values():

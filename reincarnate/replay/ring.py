@@ -6,7 +6,6 @@ bit. Lanes advance on their own, so asynchronous environments can add their rows
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,34 +14,19 @@ import torch
 from torch import Tensor
 
 from reincarnate.replay import memory, sampling
+from reincarnate.replay.columns import Columns
 from reincarnate.replay.frames import Compression, DiskFrames, Frames, PackedFrames, open_frames
 from reincarnate.replay.index import Completed, Ints, LaneIndex
 from reincarnate.replay.mapped import MappedFile
 from reincarnate.replay.rows import (
-    ACTION,
-    DISCOUNT,
-    EPSILON,
-    FLAGS,
-    INTEGERS,
-    LOG_PROB,
-    NEXT_NEED,
     NO_EXTRAS,
-    RAW_REWARD,
-    RETURN,
-    REWARD,
-    STEPS,
-    TEACHER,
     Array,
     Extras,
     RowBatch,
     column_names,
-    float_block,
-    integer_block,
     numpy_dtype,
-    off_host,
     on_host,
     pack_flags,
-    unpack_flags,
 )
 from reincarnate.replay.table import Mirror, Table
 from reincarnate.types import Batch, EnvSpec, SequenceBatch
@@ -95,9 +79,7 @@ class Replay:
         self.frames_on_disk = frames_on_disk
         self.spill: Callable[[Replay], None] | None = None
         self._frames = self._new_frames(rows, compression)
-        self._integers = Table((rows, INTEGERS), torch.int16, self.device)
-        self._floats = Table((rows, TEACHER + spec.num_actions), torch.float32, self.device)
-        self._extra_floats = Table((rows, extras.floats(spec.num_actions)), torch.float32, self.device)
+        self._columns = Columns(rows, spec.num_actions, extras, self.device)
         self._queue = Mirror(self._index.queue, self.device)
         self._summary = Mirror(self._index.summary, self.device)
         self._sizes = Mirror(self._index.sizes, self.device)
@@ -173,7 +155,7 @@ class Replay:
         flags = pack_flags(rows)
         pushed = self._index.push(lanes, on_host(rows.reward), flags)
         self._frames.write(pushed.row, rows.frame)
-        self._store(pushed.row, rows, flags, pushed.need)
+        self._columns.write(pushed.row, rows, flags, pushed.need)
         self._finish(pushed.completed)
 
     def sample(self, batch_size: int, generator: torch.Generator | None) -> Batch:
@@ -206,8 +188,8 @@ class Replay:
             out=out,
             frames=self._frames,
             frame_shape=self.spec.frame_shape,
-            integers=self._integers.tensor,
-            floats=self._floats.tensor,
+            integers=self._columns.integers.tensor,
+            floats=self._columns.floats.tensor,
             back=self._back,
             num_lanes=self.num_envs,
             num_rows=self._sizes.tensor[1],
@@ -242,9 +224,9 @@ class Replay:
             behaviour,
             frames=self._frames,
             frame_shape=self.spec.frame_shape,
-            integers=self._integers.tensor,
-            floats=self._floats.tensor,
-            extra=self._extra_floats.tensor,
+            integers=self._columns.integers.tensor,
+            floats=self._columns.floats.tensor,
+            extra=self._columns.extra.tensor,
             extras=self.extras,
             back=self._back,
             num_lanes=self.num_envs,
@@ -276,7 +258,8 @@ class Replay:
             self._index.flat(np.arange(start, start + count), lane)
             for lane, (start, count) in enumerate(zip(starts, counts, strict=True))
         ]
-        columns = self._read(np.concatenate(lanes))
+        rows = np.concatenate(lanes)
+        columns = {"frame": self._frames.read(rows)} | self._columns.read(rows)
         return columns | {"starts": starts, "counts": counts, "ring": self.ring}, starts + counts
 
     @property
@@ -349,7 +332,7 @@ class Replay:
             self._frames.adopt(file, pushed.row, places)
         else:
             self._frames.write(pushed.row, rows.frame)
-        self._store(pushed.row, rows, flags, pushed.need)
+        self._columns.write(pushed.row, rows, flags, pushed.need)
         self._finish(pushed.completed)
 
     def _check(self, number: int, rows: RowBatch) -> None:
@@ -367,50 +350,10 @@ class Replay:
             if found is None or tuple(found.shape) != (number, *shape):
                 raise ValueError(f"{name} must have shape {(number, *shape)}")
 
-    def _store(self, row: Ints, rows: RowBatch, flags: Array, need: Array) -> None:
-        """Write the small columns of new rows; what their future decides follows later."""
-        self._integers.write(row, integer_block(rows, flags, need))
-        self._floats.write(row, float_block(rows, self.spec.num_actions))
-        if off_host(rows.action):
-            self._integers.write(row, rows.action[:, None], slice(ACTION, ACTION + 1))
-        if off_host(rows.behaviour_log_prob):
-            self._floats.write(row, rows.behaviour_log_prob[:, None], slice(LOG_PROB, LOG_PROB + 1))
-        if rows.teacher_outputs is not None and off_host(rows.teacher_outputs):
-            self._floats.write(row, rows.teacher_outputs, slice(TEACHER, None))
-        for name, columns in self._extra_columns().items():
-            self._extra_floats.write(row, getattr(rows, name).reshape(len(row), -1), columns)
-
-    def _extra_columns(self) -> dict[str, slice]:
-        """Where the optional columns are in their table."""
-        columns, end = {}, 0
-        for name, shape in self.extras.shapes(self.spec.num_actions).items():
-            columns[name] = slice(end, end + math.prod(shape))
-            end = columns[name].stop
-        return columns
-
     def _finish(self, done: Completed) -> None:
         """Write what the future of completed rows is, and let draws know of them."""
         if len(done.row):
-            floats = np.array((done.reward, done.discount)).T
-            self._floats.write(done.row, floats, slice(RETURN, DISCOUNT + 1))
-            integers = np.array((done.next_need, done.steps)).T
-            self._integers.write(done.row, integers, slice(NEXT_NEED, STEPS + 1))
+            self._columns.finish(done)
             self._queue.update(done.position)
         self._summary.update(slice(None))
         self._sizes.update(slice(None))
-
-    def _read(self, rows: Ints) -> dict[str, Array]:
-        integers, floats = self._integers.read(rows), self._floats.read(rows)
-        columns: dict[str, Array] = {
-            "frame": self._frames.read(rows),
-            "action": integers[:, ACTION].copy(),
-            "reward": floats[:, REWARD].copy(),
-            "raw_reward": floats[:, RAW_REWARD].copy(),
-            "teacher_outputs": floats[:, TEACHER:].copy(),
-            "behaviour_log_prob": floats[:, LOG_PROB].copy(),
-            "epsilon": floats[:, EPSILON].copy(),
-        }
-        extras, shapes = self._extra_floats.read(rows), self.extras.shapes(self.spec.num_actions)
-        for name, where in self._extra_columns().items():
-            columns[name] = extras[:, where].reshape(len(rows), *shapes[name]).copy()
-        return columns | unpack_flags(integers[:, FLAGS])
