@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from reincarnate.replay import Replay, RowBatch
 from reincarnate.types import Batch, EnvSpec
+
+PIXELS = EnvSpec("Breakout-v5", "atari", num_actions=3, obs_shape=(4, 2, 3))
+VECTOR = EnvSpec("CartPole-v1", "vector", num_actions=2, obs_shape=(3,))
 
 
 @dataclass
@@ -196,6 +200,55 @@ class Oracle:
             if number < 0:
                 return -1
         return number
+
+
+def make_oracle(
+    spec: EnvSpec, num_lanes: int, capacity: int, n_step: int, seed: int, odds: Odds, **storage
+) -> Oracle:
+    """Lanes of random games, and an empty replay for them."""
+    replay = Replay(spec, num_lanes, capacity, n_step=n_step, discount=0.9, **storage)
+    share = -(-capacity // num_lanes)
+    spare = -(-share // 8) if spec.kind == "atari" else share
+    longest = share + spare + spec.frame_stack + n_step
+    lanes = [Lane(spec, random.Random(seed * 100 + i), odds) for i in range(num_lanes)]
+    return Oracle(replay, longest, lanes)
+
+
+def play(oracle: Oracle, moves: int, seed: int, uneven: bool = True) -> None:
+    """Random subsets of the lanes move, in random order, some lanes more often than others."""
+    rng = random.Random(seed)
+    count = len(oracle.lanes)
+    pace = [rng.uniform(0.2, 1.0) if uneven else 1.0 for _ in range(count)]
+    for _ in range(moves):
+        which = [i for i in range(count) if rng.random() < pace[i]]
+        rng.shuffle(which)
+        if which:
+            oracle.add(which)
+
+
+games = st.builds(
+    Odds,
+    life=st.sampled_from([0.0, 0.1, 0.4]),
+    over=st.sampled_from([0.0, 0.05, 0.4]),
+    truncate=st.sampled_from([0.0, 0.1]),
+    drop=st.sampled_from([0.0, 0.05]),
+    blink=st.sampled_from([0.0, 0.1]),
+    ignored=st.sampled_from([0.0, 0.1]),
+    late=st.booleans(),
+)
+#: What :func:`make_oracle` takes.
+worlds = st.fixed_dictionaries(
+    {
+        "spec": st.one_of(
+            st.just(VECTOR), st.integers(1, 5).map(lambda s: replace(PIXELS, obs_shape=(s, 2, 1)))
+        ),
+        "num_lanes": st.integers(1, 4),
+        "capacity": st.integers(1, 40),
+        "n_step": st.integers(1, 5),
+        "seed": st.integers(0, 2**20),
+        "odds": games,
+    }
+)
 
 
 def row_batch(rows: list[Row]) -> RowBatch:

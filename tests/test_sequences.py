@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_replay import make_oracle, play, worlds
 
 from reincarnate.replay import (
     Extras,
@@ -27,7 +26,7 @@ from reincarnate.replay import (
 from reincarnate.replay.store import SegmentStore
 from reincarnate.types import EnvSpec, SequenceBatch
 
-from replay_oracle import Lane, Odds, Oracle, Row, row_batch
+from replay_oracle import VECTOR, Lane, Odds, Oracle, Row, make_oracle, play, row_batch, worlds
 
 EXTRAS = Extras(behaviour_log_policy=True, state_shape=(2, 3))
 CPU = torch.device("cpu")
@@ -187,8 +186,7 @@ def test_fresh_rows_that_were_overwritten_are_passed_over(world, moves, length):
 
 
 def test_a_batch_mixes_fresh_and_replayed_sequences_of_one_store():
-    spec = EnvSpec("CartPole-v1", "vector", num_actions=2, obs_shape=(3,))
-    world = {"spec": spec, "num_lanes": 3, "capacity": 300, "n_step": 1, "seed": 5}
+    world = {"spec": VECTOR, "num_lanes": 3, "capacity": 300, "n_step": 1, "seed": 5}
     oracle = oracle_of(world | {"odds": Odds(drop=0.0)})
     play(oracle, 40, seed=1, uneven=False)
     fresh = FreshRows(oracle.replay, 6)
@@ -205,8 +203,9 @@ def test_a_batch_mixes_fresh_and_replayed_sequences_of_one_store():
 
 
 def test_draws_are_uniform_over_all_sequences():
-    spec = EnvSpec("CartPole-v1", "vector", num_actions=2, obs_shape=(3,))
-    oracle = oracle_of({"spec": spec, "num_lanes": 2, "capacity": 60, "n_step": 1, "seed": 5, "odds": Odds()})
+    oracle = oracle_of(
+        {"spec": VECTOR, "num_lanes": 2, "capacity": 60, "n_step": 1, "seed": 5, "odds": Odds()}
+    )
     play(oracle, 20, seed=1)
     rows = draw_sequences(oracle.replay, 40_000, 5, torch.Generator().manual_seed(0))
     found, counts = rows.unique(return_counts=True)
@@ -226,7 +225,6 @@ def test_rows_without_extras_are_as_small_as_ever_and_need_the_behaviour():
 
 
 def test_extra_columns_must_be_there():
-    spec = EnvSpec("CartPole-v1", "vector", num_actions=2, obs_shape=(3,))
-    replay = Replay(spec, 1, 10, n_step=1, discount=0.9, extras=EXTRAS)
+    replay = Replay(VECTOR, 1, 10, n_step=1, discount=0.9, extras=EXTRAS)
     with pytest.raises(ValueError, match=r"behaviour_log_policy must have shape \(1, 2\)"):
-        replay.add(np.zeros(1, dtype=np.int64), row_batch([Lane(spec, random.Random(0), Odds()).play()]))
+        replay.add(np.zeros(1, dtype=np.int64), row_batch([Lane(VECTOR, random.Random(0), Odds()).play()]))
