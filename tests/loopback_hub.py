@@ -19,19 +19,17 @@ Use in another process (the client reads its environment when it is imported)::
     with LoopbackHub({"cleanrl/x": Repository({"a.cleanrl_model": data})}) as hub:
         subprocess.run([...], env=os.environ | hub.env(tmp_path))
 
-or in this one, with pytest's fixture: ``hub.use(monkeypatch, tmp_path)``.
+or in this one, with pytest's fixture: ``with hub.used(monkeypatch, tmp_path): ...``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -40,80 +38,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from loopback_repository import TOKEN, Blob, Repository
 from loopback_upload import Uploads
-
-TOKEN = "hf_loopback"
-
-
-@dataclass(frozen=True)
-class Blob:
-    """One version of one file."""
-
-    content: bytes
-    large: bool  # stored apart from git, as the Hub does with binary files
-
-    @cached_property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def in_git(self) -> bytes:
-        """What git itself stores: the file, or the pointer to a large one."""
-        if not self.large:
-            return self.content
-        lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{self.sha256}")
-        return "\n".join((*lines, f"size {len(self.content)}", "")).encode()
-
-    @cached_property
-    def git_sha1(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.in_git) + self.in_git).hexdigest()
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.large else self.git_sha1
-
-    def listed(self, sha256_name: str) -> dict[str, Any]:
-        """Size and, if large, the LFS entry; its hash is ``sha256`` in information and ``oid`` in a tree."""
-        entry: dict[str, Any] = {"size": len(self.content)}
-        if self.large:
-            pointer = len(self.in_git)
-            entry["lfs"] = {sha256_name: self.sha256, "size": len(self.content), "pointerSize": pointer}
-        return entry
-
-
-class Repository:
-    """Commits of one repository; ``files`` is the first one, on branch main."""
-
-    def __init__(
-        self,
-        files: Mapping[str, bytes] | None = None,
-        *,
-        moved_to: str | None = None,
-        private: bool = False,
-        gated: bool = False,
-        large: bool | None = None,  # None: files with a NUL byte
-    ) -> None:
-        self.commits: dict[str, dict[str, Blob]] = {}
-        self.refs: dict[str, str] = {}
-        self.moved_to, self.private, self.gated, self._large = moved_to, private, gated, large
-        if files is not None:
-            self.push(files)
-
-    def push(self, files: Mapping[str, bytes], branch: str = "main") -> str:
-        """Add a commit that holds exactly ``files`` and move a branch there; returns its hash."""
-        contents = sorted((name, hashlib.sha1(data).hexdigest()) for name, data in files.items())
-        commit = hashlib.sha1(f"{len(self.commits)} {contents}".encode()).hexdigest()
-        self.commits[commit] = {
-            name: Blob(data, b"\0" in data if self._large is None else self._large)
-            for name, data in files.items()
-        }
-        self.refs[branch] = commit
-        return commit
-
-    def resolve(self, revision: str) -> str | None:
-        """Commit of a branch, tag or (abbreviated) commit."""
-        found = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]
-        return self.refs.get(revision) or (found[0] if found else None)
 
 
 @dataclass
@@ -191,11 +117,9 @@ class LoopbackHub:
             "no_proxy": "127.0.0.1",
         }
 
-    def use(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-        """Point this process's client here, as ``env`` would have at its import.
-
-        The caller closes the client's session afterwards (``huggingface_hub.close_session``).
-        """
+    @contextlib.contextmanager
+    def used(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[None]:
+        """Inside, this process's client comes here, as if ``env`` had been there at its import."""
         from huggingface_hub import close_session, constants
 
         for name, value in self.env(home).items():
@@ -214,6 +138,10 @@ class LoopbackHub:
         for name, value in patched.items():
             monkeypatch.setattr(constants, name, value)
         close_session()  # its proxies and connections are another test's
+        try:
+            yield
+        finally:
+            close_session()
 
     def inject(self, match: str, **fault: Any) -> None:
         """Break the next requests whose path contains ``match``; see ``Fault``."""

@@ -19,8 +19,10 @@ from urllib.parse import unquote
 
 import yaml
 
+from loopback_repository import TOKEN, Blob, Repository
+
 if TYPE_CHECKING:
-    from loopback_hub import LoopbackHub, Repository
+    from loopback_hub import LoopbackHub
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -39,7 +41,7 @@ class Uploads:
             return self._validate(json.loads(body)["content"])
         if self.token is None:
             return 401, {"error": "Invalid username or password."}
-        if self.token != "hf_loopback":
+        if self.token != TOKEN:
             return 401, {"error": "Invalid credentials in Authorization header"}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
@@ -60,8 +62,6 @@ class Uploads:
         return 403, {"error": "You don't have the rights to write to this namespace"}
 
     def _create(self, wanted: dict[str, Any]) -> Answer:
-        from loopback_hub import Repository
-
         repo = f"{wanted['organization']}/{wanted['name']}"
         if refused := self._refused(repo):
             return refused
@@ -120,8 +120,6 @@ class Uploads:
         return {"upload": {"href": f"{self.hub.cdn}/upload/{oid}"}, "verify": {"href": verify}}
 
     def _put(self, oid: str, body: bytes) -> Answer:
-        from loopback_hub import Blob
-
         if hashlib.sha256(body).hexdigest() != oid:
             return 400, {"error": "the content has another hash"}
         self.hub.blobs[oid] = Blob(body, large=True)

@@ -13,7 +13,8 @@ import pytest
 from reincarnate.config import field_names
 
 from cli_calls import command, invoke, refused_last_line
-from loopback_hub import LoopbackHub, Repository
+from loopback_hub import LoopbackHub
+from loopback_repository import Repository
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
 from small_runs import TEACHER, cli_options, read, scalar_steps
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 
 from reincarnate.errors import UserError
 from reincarnate.teachers.hub import (
@@ -19,7 +19,8 @@ from reincarnate.teachers.hub import (
 )
 from reincarnate.teachers.reference import parse_reference
 
-from loopback_hub import TOKEN, LoopbackHub, Repository
+from loopback_hub import LoopbackHub
+from loopback_repository import TOKEN, Repository
 
 SHORT = "cleanrl/Breakout-v5-dqn_atari_jax"
 FULL = "cleanrl/BreakoutNoFrameskip-v4-dqn_atari_jax-seed1"
@@ -36,10 +37,8 @@ def repository() -> Repository:
 
 @pytest.fixture
 def hub(repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({FULL: repository}) as hub:
-        hub.use(monkeypatch, tmp_path)
+    with LoopbackHub({FULL: repository}) as hub, hub.used(monkeypatch, tmp_path):
         yield hub
-        close_session()
 
 
 @pytest.fixture

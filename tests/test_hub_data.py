@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 
 from reincarnate import api
 from reincarnate.errors import UserError
@@ -22,7 +22,8 @@ from reincarnate.teachers.shared_data import TeacherData, exact_text, find_teach
 from reincarnate.teachers.teacher import Teacher
 from reincarnate.teachers.zoo import load_teacher
 
-from loopback_hub import LoopbackHub, Repository
+from loopback_hub import LoopbackHub
+from loopback_repository import Repository
 from small_runs import TEACHER, quiet, read, small_config
 
 REPO = "someone/cartpole-data"
@@ -49,10 +50,8 @@ def files(collected: Collected) -> dict[str, bytes]:
 
 @pytest.fixture
 def hub(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({KEY: Repository(files)}) as hub:
-        hub.use(monkeypatch, tmp_path)
+    with LoopbackHub({KEY: Repository(files)}) as hub, hub.used(monkeypatch, tmp_path):
         yield hub
-        close_session()
 
 
 def find(teacher: Teacher, text: str = REPO, lines: list[str] | None = None) -> TeacherData:

@@ -27,7 +27,8 @@ from reincarnate.teachers.hub import sha256_of
 from reincarnate.teachers.reference import BUNDLED
 from reincarnate.teachers.zoo import load_teacher
 
-from loopback_hub import TOKEN, LoopbackHub, Repository
+from loopback_hub import LoopbackHub
+from loopback_repository import TOKEN, Repository
 from small_runs import quiet, small_config
 
 REPO = "me/CartPole-student"
@@ -55,12 +56,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({}) as hub:
-        hub.use(monkeypatch, tmp_path)
+    with LoopbackHub({}) as hub, hub.used(monkeypatch, tmp_path):
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
         yield hub
-        close_session()
 
 
 @pytest.fixture(scope="module")

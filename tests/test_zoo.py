@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
@@ -21,7 +21,8 @@ from reincarnate.teachers.teacher import Reported, Teacher, TeacherCard, Teacher
 from reincarnate.teachers.zoo import list_teachers, load_teacher, show_teacher
 from reincarnate.types import EnvSpec, Returns
 
-from loopback_hub import LoopbackHub, Repository
+from loopback_hub import LoopbackHub
+from loopback_repository import Repository
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
 
 OWN = SHARED_CHECKPOINTS / "own"
@@ -50,10 +51,8 @@ SPEC = TeacherSpec(
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({}) as hub:
-        hub.use(monkeypatch, tmp_path)
+    with LoopbackHub({}) as hub, hub.used(monkeypatch, tmp_path):
         yield hub
-        close_session()
 
 
 def write_native(file: Path, reported: Reported | None = None) -> Network:
