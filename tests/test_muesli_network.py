@@ -1,115 +1,19 @@
-"""Muesli's network: PyTorch's own LSTM, plain loops and separate passes as oracles, and that it learns."""
-
-import math
+"""Muesli's network against plain loops, separate passes and PyTorch's own LSTM."""
 
 import pytest
 import torch
 
 from reincarnate.device import autocast
-from reincarnate.errors import UserError
-from reincarnate.losses import Support, categorical_loss, masked_mean
-from reincarnate.networks import (
-    MuesliNetwork,
-    acting_network,
-    average_,
-    build_muesli_network,
-    muesli_options,
-    target_of,
-)
-from reincarnate.networks.lstm import Lstm
+from reincarnate.networks import acting_network, build_muesli_network
 from reincarnate.networks.normaliser import Normaliser
 
+from muesli_networks import A, build, chosen, close, every_kind, observations, torch_lstm
 from random_tensors import generator
-
-CPU = torch.device("cpu")
-SUPPORT = Support(limit=10.0, bins=21)
-IMAGE, VECTOR = (3, 20, 24), (5,)
-A = 4
-
-
-def build(kind: str = "vector", core: int | None = 9, seed: int = 0, **options) -> MuesliNetwork:
-    name, shape = ("mlp", VECTOR) if kind == "vector" else ("impala", IMAGE)
-    trunk = {"hidden": (8,)} if kind == "vector" else {"hidden": 8, "channels": (3, 5)}
-    return build_muesli_network(
-        name, shape, A, generator=generator(seed), core=core, model=7, bins=21, trunk=trunk, **options
-    )
-
-
-def observations(*shape: int, kind: str = "vector", seed: int = 0) -> torch.Tensor:
-    if kind == "image":
-        return torch.randint(0, 256, (*shape, *IMAGE), dtype=torch.uint8, generator=generator(seed))
-    return torch.randn(*shape, *VECTOR, generator=generator(seed))
-
-
-def chosen(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, A, shape, generator=generator(seed))
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-cases = pytest.mark.parametrize(
-    ("kind", "core"), [("vector", 9), ("vector", None), ("image", 9), ("image", None)]
-)
-
-
-# ------------------------------------------------------------ the LSTM
-
-
-def torch_lstm(lstm: Lstm) -> torch.nn.LSTM:
-    """PyTorch's own, with the same weights."""
-    other = torch.nn.LSTM(lstm.weight_ih.shape[1], lstm.units, batch_first=True)
-    with torch.no_grad():
-        other.weight_ih_l0.copy_(lstm.weight_ih)
-        other.weight_hh_l0.copy_(lstm.weight_hh)
-        other.bias_ih_l0.copy_(lstm.bias)
-        other.bias_hh_l0.zero_()
-    return other
-
-
-def test_the_lstm_is_pytorchs_with_its_gradients() -> None:
-    lstm = Lstm(3, 6)
-    lstm.initialise(generator())
-    x, state = torch.randn(4, 11, 3, generator=generator()), torch.randn(4, 2, 6, generator=generator(1))
-    other = torch_lstm(lstm)
-    expected, (hidden, cell) = other(x, (state[:, 0][None].contiguous(), state[:, 1][None].contiguous()))
-    found, last = lstm.sequence(x, state, torch.zeros(4, 11, dtype=torch.bool))
-    close(found, expected)
-    close(last, torch.stack((hidden[0], cell[0]), dim=1))
-    found.square().sum().backward()
-    expected.square().sum().backward()
-    for ours, theirs in ((lstm.weight_ih, other.weight_ih_l0), (lstm.weight_hh, other.weight_hh_l0)):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_a_game_that_begins_inside_a_sequence_begins_with_an_empty_state() -> None:
-    lstm = Lstm(3, 6)
-    lstm.initialise(generator())
-    x, state = torch.randn(1, 9, 3, generator=generator()), torch.randn(1, 2, 6, generator=generator(1))
-    first = torch.zeros(1, 9, dtype=torch.bool)
-    first[0, 4] = True
-    whole, last = lstm.sequence(x, state, first)
-    before, _ = lstm.sequence(x[:, :4], state, first[:, :4])
-    after, end = lstm.sequence(x[:, 4:], lstm.initial_state(1), torch.zeros(1, 5, dtype=torch.bool))
-    close(whole, torch.cat([before, after], dim=1))
-    close(last, end)
-
-
-def test_the_lstms_weights_are_pytorchs_and_its_forget_gate_starts_open() -> None:
-    lstm = Lstm(20, 30)
-    lstm.initialise(generator())
-    bound = 30**-0.5
-    for value in (lstm.weight_ih, lstm.weight_hh):
-        assert 0.99 * bound < value.abs().max() <= bound
-    assert (lstm.bias[30:60] == 1).all()
-    assert lstm.bias[:30].abs().max() <= bound
-
 
 # ------------------------------------------------------------ representation
 
 
-@cases
+@every_kind
 def test_a_sequence_is_the_same_as_its_steps_one_by_one(kind: str, core: int | None) -> None:
     network = build(kind, core)
     obs, first = observations(3, 6, kind=kind), torch.rand(3, 6, generator=generator()) < 0.3
@@ -127,7 +31,7 @@ def test_a_sequence_is_the_same_as_its_steps_one_by_one(kind: str, core: int | N
         close(state, whole.state)
 
 
-@cases
+@every_kind
 def test_a_sequence_over_games_is_the_same_as_its_games_apart(kind: str, core: int | None) -> None:
     network = build(kind, core)
     obs, first = observations(1, 7, kind=kind), torch.zeros(1, 7, dtype=torch.bool)
@@ -155,6 +59,15 @@ def test_environments_do_not_mix() -> None:
     one, other = network(obs), network(changed)
     close(one.features[[0, 2]], other.features[[0, 2]])
     assert (one.features[1] - other.features[1]).abs().max() > 1e-3
+
+
+def test_heads_see_what_the_trunk_says_now_and_what_the_lstm_remembers() -> None:
+    network, obs = build(core=9), observations(3, 6)
+    root = network(obs)
+    now = network.trunk(obs.flatten(0, 1)).unflatten(0, (3, 6))
+    remembered, _ = network.core.sequence(now, network.initial_state(3), torch.zeros(3, 6, dtype=torch.bool))
+    close(root.features, torch.cat((now, remembered), dim=2))
+    close(root.policy_logits, network.policy(root.features))
 
 
 def test_feedback_is_read_except_at_the_start_of_a_game() -> None:
@@ -258,92 +171,7 @@ def test_later_actions_do_not_change_earlier_predictions_and_earlier_ones_do() -
     assert ((one.value_logits - other.value_logits)[:, 2:].abs().amax(dim=2) > 0).all()
 
 
-# ------------------------------------------------------------ learning
-
-
-def losses(network: MuesliNetwork, obs, actions, reward, value, policy) -> dict[str, torch.Tensor]:
-    """Every head's loss, on made-up targets."""
-    root = network(obs)
-    out = network.unroll(root.features.flatten(0, 1), actions.flatten(0, 1))
-    rewards = reward.flatten(0, 1)
-    every = torch.ones(actions.shape[0] * actions.shape[1], actions.shape[2], dtype=torch.bool)
-    cross = torch.nn.functional.cross_entropy
-    return {
-        "root_policy": cross(root.policy_logits.flatten(0, 1), torch.ones(6, dtype=torch.int64)),
-        "root_value": categorical_loss(root.value_logits, value[..., 0], SUPPORT).mean(),
-        "model_policy": cross(out.policy_logits.flatten(0, 1), policy.flatten()),
-        "model_value": masked_mean(categorical_loss(out.value_logits, value.flatten(0, 1), SUPPORT), every),
-        "model_reward": masked_mean(categorical_loss(out.reward_logits, rewards, SUPPORT), every),
-    }  # fmt: skip
-
-
-def made_up(kind: str) -> tuple[torch.Tensor, ...]:
-    g = generator(3)
-    reward, value = torch.randn(2, 3, 5, generator=g), torch.randn(2, 3, 5, generator=g) * 5
-    actions = chosen(2, 3, 5)
-    return observations(2, 3, kind=kind), actions, reward, value, actions  # policies follow the actions
-
-
-@cases
-def test_every_loss_falls_and_every_parameter_learns(kind: str, core: int | None) -> None:
-    """Losses that do not move are how most attempts ended: parameters that no gradient reaches."""
-    network, data = build(kind, core), made_up(kind)
-    first = losses(network, *data)
-    sum(first.values()).backward()
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
-    before = {name: value.detach().clone() for name, value in network.named_parameters()}
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-2)
-    for _ in range(40):
-        optimizer.zero_grad()
-        sum(losses(network, *data).values()).backward()
-        optimizer.step()
-    assert all(not torch.equal(before[name], value) for name, value in network.named_parameters())
-    for name, loss in losses(network, *data).items():
-        assert loss < first[name] - 0.1, name
-
-
-def test_gradients_of_the_models_losses_reach_the_representation() -> None:
-    for name in ("model_policy", "model_value", "model_reward"):
-        network = build("image")
-        losses(network, *made_up("image"))[name].backward()
-        for part in (network.trunk, network.core, network.model.initial, network.model.lstm):
-            assert all(parameter.grad.abs().sum() > 0 for parameter in part.parameters())
-        assert all(parameter.grad is None for parameter in network.policy.parameters())
-
-
-def test_it_starts_knowing_nothing() -> None:
-    """The papers' first loss: ln 601 for every scalar, ln A for every policy."""
-    network = build_muesli_network("mlp", VECTOR, A, generator=generator(), core=64, model=64)
-    root = network(observations(16, 4))
-    out = network.unroll(root.features.flatten(0, 1), chosen(64, 5))
-    support, zero = Support(), torch.zeros(64, 5)
-    assert categorical_loss(out.reward_logits, zero, support).mean().item() == pytest.approx(6.3986, abs=0.05)
-    assert categorical_loss(out.value_logits, zero, support).mean().item() == pytest.approx(6.3986, abs=0.05)
-    root_loss = categorical_loss(root.value_logits, torch.full((16, 4), 3.0), support).mean()
-    assert root_loss.item() == pytest.approx(math.log(601), abs=0.05)
-    for logits in (root.policy_logits, out.policy_logits):
-        assert (torch.softmax(logits, -1) - 1 / A).abs().max() < 0.03
-
-
-def test_the_target_is_an_average_that_stays_where_it_is() -> None:
-    online, target = build(seed=1), target_of(build(seed=2))
-    assert not any(parameter.requires_grad for parameter in target.parameters())
-    places = [parameter.data_ptr() for parameter in target.parameters()]
-    before = [parameter.clone() for parameter in target.parameters()]
-    average_(target, online, 0.1)
-    for now, old, new in zip(target.parameters(), before, online.parameters(), strict=True):
-        close(now, 0.9 * old + 0.1 * new)
-    assert [parameter.data_ptr() for parameter in target.parameters()] == places
-    same = target_of(online)
-    assert all(torch.equal(a, b) for a, b in zip(same.parameters(), online.parameters(), strict=True))
-    assert all(
-        a.data_ptr() != b.data_ptr() for a, b in zip(same.parameters(), online.parameters(), strict=True)
-    )
-
-
-# ------------------------------------------------------------ precision, devices, options
+# ------------------------------------------------------------ precision
 
 
 @pytest.mark.parametrize("kind", ["vector", "image"])
@@ -352,7 +180,7 @@ def test_autocast_computes_the_trunk_in_bfloat16_and_everything_else_in_float32(
     seen: dict[str, torch.Tensor] = {}
     network.trunk.register_forward_hook(lambda module, inputs, output: seen.update(features=output))
     plain = network(obs)
-    with autocast(CPU, "bf16"):
+    with autocast(torch.device("cpu"), "bf16"):
         root = network(obs)
         out = network.unroll(root.features[:, 0], chosen(2, 5))
         every = network.expand(root.features[:, 0])
@@ -377,85 +205,3 @@ def test_nothing_is_read_by_the_host() -> None:
     roots, taken = root.features.flatten(0, 1), torch.zeros(6, 5, dtype=torch.int64, device="meta")
     assert network.unroll(roots, taken).reward_logits.shape == (6, 5, 601)
     assert network.expand(roots).value_logits.shape == (6, 18, 601)
-
-
-def test_heads_see_what_the_trunk_says_now_and_what_the_lstm_remembers() -> None:
-    network, obs = build(core=9), observations(3, 6)
-    root = network(obs)
-    now = network.trunk(obs.flatten(0, 1)).unflatten(0, (3, 6))
-    remembered, _ = network.core.sequence(now, network.initial_state(3), torch.zeros(3, 6, dtype=torch.bool))
-    close(root.features, torch.cat((now, remembered), dim=2))
-    close(root.policy_logits, network.policy(root.features))
-
-
-def test_the_papers_size() -> None:
-    network = build_muesli_network(
-        "impala", (3, 96, 96), 18, device="meta", trunk={"channels": (64, 128, 128, 64), "hidden": 512}
-    )
-    assert network.trunk.fc.weight.shape == (512, 2304)  # 6 x 6 x 64
-    assert len(network.trunk.sections) == 4
-    assert network.core.weight_hh.shape == (4 * 512, 512)
-    assert network.model.lstm.weight_ih.shape == (4 * 1024, 18)
-    assert network.model.initial.weight.shape == (1024, 512 + 512)
-    assert network.value.weight.shape == (601, 512 + 512)
-    assert network.model.reward.weight.shape == (601, 1024)
-
-
-def test_weights_are_drawn_by_the_generator_alone_and_heads_are_small() -> None:
-    before = torch.get_rng_state()
-    first, same, other = build(seed=1), build(seed=1), build(seed=2)
-    assert torch.equal(before, torch.get_rng_state())
-    biases = {"policy.bias", "value.bias", "model.reward.bias", "model.value.bias", "model.policy.bias"}
-    for key, value in first.state_dict().items():
-        assert torch.equal(value, same.state_dict()[key])
-        assert torch.equal(value, other.state_dict()[key]) == (key in biases)
-    big = build_muesli_network("mlp", VECTOR, A, generator=generator())
-    for head in (big.value, big.model.reward, big.model.value):
-        assert head.weight.std().item() == pytest.approx(0.01, rel=0.02)
-        assert (head.bias == 0).all()
-
-
-def test_names_are_an_interface() -> None:
-    assert [name for name, _ in build(core=9).named_parameters()] == [
-        "trunk.layers.0.weight", "trunk.layers.0.bias",
-        "core.weight_ih", "core.weight_hh", "core.bias",
-        "policy.weight", "policy.bias", "value.weight", "value.bias",
-        "model.initial.weight", "model.initial.bias",
-        "model.lstm.weight_ih", "model.lstm.weight_hh", "model.lstm.bias",
-        "model.reward.weight", "model.reward.bias", "model.value.weight", "model.value.bias",
-        "model.policy.weight", "model.policy.bias",
-    ]  # fmt: skip
-
-
-def test_options_can_be_saved_and_build_the_same_network() -> None:
-    options = muesli_options("mlp", core=None, model=32, trunk={"hidden": (16,)})
-    assert options == {
-        "core": None,
-        "model": 32,
-        "bins": 601,
-        "feedback": False,
-        "trunk": {"hidden": [16], "activation": "relu"},
-    }
-    network = build_muesli_network("mlp", VECTOR, A, **options)
-    assert network.core is None
-    assert network.trunk.features == 16
-    assert muesli_options("impala")["trunk"]["channels"] == [16, 32, 32]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: build_muesli_network("mlp", VECTOR, A, core=0), "core must have at least 1 unit, got 0"),
-        (lambda: build_muesli_network("mlp", VECTOR, A, model=0), "model must have at least 1 unit"),
-        (
-            lambda: build_muesli_network("mlp", VECTOR, A, core=None, feedback=True),
-            "feedback .* needs an LSTM",
-        ),
-        (lambda: build_muesli_network("impla", IMAGE, A), "no network 'impla'"),
-        (lambda: build_muesli_network("mlp", VECTOR, A, trunk={"hiden": 3}), "no option 'hiden'"),
-        (lambda: muesli_options("mlp", cor=3), "no option 'cor'"),
-    ],
-)
-def test_what_does_not_fit_is_refused(call, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        call()
