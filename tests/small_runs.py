@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+import reincarnate
 from reincarnate.config import RunConfig, override, preset
 from reincarnate.phases.stage import Stage
 from reincarnate.progress import Progress
@@ -64,6 +66,15 @@ def stopping(point: int, rank: int = 0) -> Iterator[None]:
 
 def read(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
+
+
+def student_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the run in ``folder``, as the next run's teacher would have them."""
+    return reincarnate.load_teacher(str(folder)).network.state_dict()
+
+
+def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 def scalar_steps(folder: Path) -> dict[str, list[int]]:
