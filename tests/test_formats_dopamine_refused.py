@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from reincarnate.teachers.formats import Hints, detect_and_read
 flax = pytest.importorskip("flax")
 import dopamine_writers as writers  # noqa: E402 - it needs flax
 from dopamine_writers import IMAGE, bundle_of, read  # noqa: E402
+from hostile_files import Planted  # noqa: E402
 
 
 @pytest.fixture
@@ -76,14 +76,6 @@ def _with(params: dict[str, Any], layer: str, values: Any) -> dict[str, Any]:
     if values is not None:
         changed[layer] = values
     return {"training_steps": 3, "online_params": {"params": changed}}
-
-
-class Planted:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.marker}",)
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))

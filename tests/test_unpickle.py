@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,9 @@ import pytest
 from reincarnate.errors import UserError
 from reincarnate.teachers.formats._unpickle import Record, read_pickle
 
+from hostile_files import Planted
+
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
-
-
-class Planted:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.marker}",)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
