@@ -13,17 +13,9 @@ from reincarnate.cli import main
 from reincarnate.errors import UserError
 from reincarnate.meter import TURNS, WARM_UP_TICKS, Meter
 
+from turned_clock import Clock
+
 CPU = torch.device("cpu")
-
-
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_the_meter_counts_the_phase_and_leaves_its_interruptions_out() -> None:
