@@ -39,11 +39,14 @@ class Columns:
         integers: [rows, INTEGERS] int16.
         floats: [rows, TEACHER + A] float32.
         extra: [rows, numbers of a row's extras] float32.
+        shapes: of each of the extras, in one row.
+        places: where each of the extras is in its table.
     """
 
     def __init__(self, rows: int, num_actions: int, extras: Extras, device: torch.device) -> None:
         self._num_actions = num_actions
-        self._shapes = extras.shapes(num_actions)
+        self.shapes = extras.shapes(num_actions)
+        self.places = _one_after_another(self.shapes)
         self.integers = Table((rows, INTEGERS), torch.int16, device)
         self.floats = Table((rows, TEACHER + num_actions), torch.float32, device)
         self.extra = Table((rows, extras.floats(num_actions)), torch.float32, device)
@@ -58,7 +61,7 @@ class Columns:
             self.floats.write(row, rows.behaviour_log_prob[:, None], slice(LOG_PROB, LOG_PROB + 1))
         if rows.teacher_outputs is not None and off_host(rows.teacher_outputs):
             self.floats.write(row, rows.teacher_outputs, slice(TEACHER, None))
-        for name, where in self._places().items():
+        for name, where in self.places.items():
             self.extra.write(row, getattr(rows, name).reshape(len(row), -1), where)
 
     def finish(self, done: Completed) -> None:
@@ -79,14 +82,14 @@ class Columns:
             "behaviour_log_prob": floats[:, LOG_PROB].copy(),
             "epsilon": floats[:, EPSILON].copy(),
         }
-        for name, where in self._places().items():
-            columns[name] = extra[:, where].reshape(len(rows), *self._shapes[name]).copy()
+        for name, where in self.places.items():
+            columns[name] = extra[:, where].reshape(len(rows), *self.shapes[name]).copy()
         return columns | unpack_flags(integers[:, FLAGS])
 
-    def _places(self) -> dict[str, slice]:
-        """Where each of the extras is in its table."""
-        places, end = {}, 0
-        for name, shape in self._shapes.items():
-            places[name] = slice(end, end + math.prod(shape))
-            end = places[name].stop
-        return places
+
+def _one_after_another(shapes: dict[str, tuple[int, ...]]) -> dict[str, slice]:
+    places, end = {}, 0
+    for name, shape in shapes.items():
+        places[name] = slice(end, end + math.prod(shape))
+        end = places[name].stop
+    return places

@@ -83,7 +83,7 @@ class Replay:
         self._queue = Mirror(self._index.queue, self.device)
         self._summary = Mirror(self._index.summary, self.device)
         self._sizes = Mirror(self._index.sizes, self.device)
-        self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=self.device)
+        self._gatherer = sampling.Gatherer(self._frames, self._columns, spec, num_envs, self._sizes.tensor[1])
         self._frozen: Tensor | None = None
 
     def _new_frames(self, rows: int, compression: Compression) -> Frames:
@@ -183,17 +183,7 @@ class Replay:
 
         ``out`` [2, B, *obs_shape], contiguous, on :attr:`device`: receives obs and next_obs.
         """
-        return sampling.gather(
-            rows,
-            out=out,
-            frames=self._frames,
-            frame_shape=self.spec.frame_shape,
-            integers=self._columns.integers.tensor,
-            floats=self._columns.floats.tensor,
-            back=self._back,
-            num_lanes=self.num_envs,
-            num_rows=self._sizes.tensor[1],
-        )
+        return self._gatherer.transitions(rows, out)
 
     def sequence_bounds(self, length: int) -> tuple[Ints, Ints]:
         """Row numbers at which a sequence of ``length`` rows may begin: the first [N], and how many [N]."""
@@ -218,20 +208,7 @@ class Replay:
         Raises:
             ValueError: no column of it, and nothing to make it from.
         """
-        return sampling.gather_sequences(
-            begin,
-            length,
-            behaviour,
-            frames=self._frames,
-            frame_shape=self.spec.frame_shape,
-            integers=self._columns.integers.tensor,
-            floats=self._columns.floats.tensor,
-            extra=self._columns.extra.tensor,
-            extras=self.extras,
-            back=self._back,
-            num_lanes=self.num_envs,
-            num_rows=self._sizes.tensor[1],
-        )
+        return self._gatherer.sequences(begin, length, behaviour)
 
     def sampleable_rows(self) -> Tensor:
         """Flat indices ``slot * N + lane`` of everything :meth:`sample` draws from, lane by lane."""

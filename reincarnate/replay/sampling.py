@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from reincarnate.replay.columns import Columns
 from reincarnate.replay.frames import Frames
 from reincarnate.replay.rows import (
     ACTION,
@@ -28,9 +29,8 @@ from reincarnate.replay.rows import (
     TEACHER,
     TERMINAL,
     TRUNCATED,
-    Extras,
 )
-from reincarnate.types import Batch, SequenceBatch
+from reincarnate.types import Batch, EnvSpec, SequenceBatch
 
 #: Teacher's raw outputs [n, A] and epsilon [n] -> log-policy [n, A] of what acted.
 Behaviour = Callable[[Tensor, Tensor], Tensor]
@@ -72,41 +72,6 @@ def stack_rows(row: Tensor, need: Tensor, back: Tensor, num_lanes: int, num_rows
     return (row[..., None] - earlier * num_lanes) % num_rows
 
 
-def gather(
-    row: Tensor,
-    *,
-    frames: Frames,
-    frame_shape: tuple[int, ...],
-    integers: Tensor,
-    floats: Tensor,
-    back: Tensor,
-    num_lanes: int,
-    num_rows: Tensor,
-    out: Tensor | None = None,
-) -> Batch:
-    """The n-step transitions that start at ``row`` [B].
-
-    Tables: ``frames`` [rows, *frame_shape], ``integers`` [rows, INTEGERS] int16, ``floats``
-    [rows, TEACHER + A]; ``out`` [2, B, *obs_shape], contiguous, receives obs and next_obs if it is given;
-    the other arguments are those of :func:`stack_rows`.
-    """
-    small = integers.index_select(0, row).long()
-    values = floats.index_select(0, row)
-    both = torch.stack((row, row + small[:, STEPS] * num_lanes))  # [2, B]; past the end wraps below
-    which = stack_rows(both, small[:, NEED:STEPS].T, back, num_lanes, num_rows)  # [2, B, S]
-    obs = frames.take(which.view(-1), out if out is None else out.view(-1, *frame_shape))
-    obs = obs.view(both.shape + (back.shape if len(frame_shape) == 2 else ()) + frame_shape)
-    return Batch(
-        obs=obs[0],
-        action=small[:, ACTION],
-        reward=values[:, RETURN],
-        discount=values[:, DISCOUNT],
-        next_obs=obs[1],
-        teacher_outputs=values[:, TEACHER:],
-        behaviour_log_prob=values[:, LOG_PROB],
-    )
-
-
 def draw_sequences(
     batch_size: int, generator: torch.Generator | None, counts: Tensor, begin: Tensor, length: Tensor
 ) -> Tensor:
@@ -122,56 +87,95 @@ def draw_sequences(
     return number % length * len(counts) + lane
 
 
-def gather_sequences(
-    begin: Tensor,
-    length: int,
-    behaviour: Behaviour | None,
-    *,
-    frames: Frames,
-    frame_shape: tuple[int, ...],
-    integers: Tensor,
-    floats: Tensor,
-    extra: Tensor,
-    extras: Extras,
-    back: Tensor,
-    num_lanes: int,
-    num_rows: Tensor,
-) -> SequenceBatch:
-    """``length`` consecutive rows of one lane from each of ``begin`` [B] on.
+class Gatherer:
+    """Makes batches of rows: the tables of one buffer, on its device.
 
-    Where the next row opens a game though nothing ended (a game dropped by a stopped run), the outcome of the
-    last action was never stored: that row counts as not executed. ``extra`` is the table of the optional
-    columns ``extras``; the other arguments are those of :func:`gather`.
+    Args:
+        frames: [rows, *frame_shape].
+        columns: everything else of a row.
+        spec: the environment; its frame stack is S.
+        num_lanes: N.
+        num_rows: T * N, 0-d int64; read anew at every batch.
     """
-    steps = torch.arange(length, device=begin.device)
-    rows = ((begin[:, None] + steps * num_lanes) % num_rows).view(-1)
-    shape, num_actions = (len(begin), length), floats.shape[1] - TEACHER
-    small, values = integers.index_select(0, rows).long(), floats.index_select(0, rows)
-    which = stack_rows(rows, small[:, NEED], back, num_lanes, num_rows)
-    obs = frames.take(which.view(-1))
-    flags = small[:, FLAGS].view(shape)
-    start, executed = flags & GAME_START != 0, flags & EXECUTED != 0
-    lost = torch.cat((start[:, 1:], torch.zeros_like(start[:, :1])), dim=1)
-    outputs = values[:, TEACHER:]
-    if extras.behaviour_log_policy:
-        log_policy = extra.index_select(0, rows)[:, :num_actions]
-    elif behaviour is not None:
-        log_policy = behaviour(outputs, values[:, EPSILON])
-    else:
-        raise ValueError("the buffer does not hold the behaviour's policy")
-    state = None
-    if extras.state_shape is not None:
-        first = num_actions if extras.behaviour_log_policy else 0
-        state = extra.index_select(0, begin)[:, first:].view(len(begin), *extras.state_shape)
-    return SequenceBatch(
-        obs=obs.view(shape + (back.shape if len(frame_shape) == 2 else ()) + frame_shape),
-        action=small[:, ACTION].view(shape),
-        reward=values[:, REWARD].view(shape),
-        terminal=flags & TERMINAL != 0,
-        truncated=flags & TRUNCATED != 0,
-        executed=executed & ~lost,
-        game_start=start,
-        behaviour_log_policy=log_policy.view(*shape, num_actions),
-        state=state,
-        teacher_outputs=outputs.view(*shape, num_actions),
-    )
+
+    def __init__(
+        self, frames: Frames, columns: Columns, spec: EnvSpec, num_lanes: int, num_rows: Tensor
+    ) -> None:
+        self._frames, self._columns, self._frame_shape = frames, columns, spec.frame_shape
+        self._num_lanes, self._num_rows, self._num_actions = num_lanes, num_rows, spec.num_actions
+        self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=num_rows.device)
+
+    def transitions(self, row: Tensor, out: Tensor | None = None) -> Batch:
+        """The n-step transitions that start at ``row`` [B].
+
+        ``out`` [2, B, *obs_shape], contiguous, receives obs and next_obs if it is given.
+        """
+        small = self._columns.integers.tensor.index_select(0, row).long()
+        values = self._columns.floats.tensor.index_select(0, row)
+        both = torch.stack((row, row + small[:, STEPS] * self._num_lanes))  # [2, B]; past the end wraps below
+        obs = self._observations(both, small[:, NEED:STEPS].T, out)
+        return Batch(
+            obs=obs[0],
+            action=small[:, ACTION],
+            reward=values[:, RETURN],
+            discount=values[:, DISCOUNT],
+            next_obs=obs[1],
+            teacher_outputs=values[:, TEACHER:],
+            behaviour_log_prob=values[:, LOG_PROB],
+        )
+
+    def sequences(self, begin: Tensor, length: int, behaviour: Behaviour | None) -> SequenceBatch:
+        """``length`` consecutive rows of one lane from each of ``begin`` [B] on.
+
+        Where the next row opens a game though nothing ended (a game dropped by a stopped run), the outcome of
+        the last action was never stored: that row counts as not executed.
+
+        Raises:
+            ValueError: the log-policy is no column, and there is no ``behaviour`` to make it.
+        """
+        steps = torch.arange(length, device=begin.device)
+        rows = (begin[:, None] + steps * self._num_lanes) % self._num_rows  # [B, length]
+        small = self._columns.integers.tensor.index_select(0, rows.view(-1)).long().view(*rows.shape, -1)
+        values = self._columns.floats.tensor.index_select(0, rows.view(-1)).view(*rows.shape, -1)
+        flags = small[..., FLAGS]
+        start, executed = flags & GAME_START != 0, flags & EXECUTED != 0
+        lost = torch.cat((start[:, 1:], torch.zeros_like(start[:, :1])), dim=1)
+        return SequenceBatch(
+            obs=self._observations(rows, small[..., NEED]),
+            action=small[..., ACTION],
+            reward=values[..., REWARD],
+            terminal=flags & TERMINAL != 0,
+            truncated=flags & TRUNCATED != 0,
+            executed=executed & ~lost,
+            game_start=start,
+            behaviour_log_policy=self._log_policy(rows, values, behaviour),
+            state=self._state(begin),
+            teacher_outputs=values[..., TEACHER:],
+        )
+
+    def _observations(self, row: Tensor, need: Tensor, out: Tensor | None = None) -> Tensor:
+        """Those at ``row`` [...], [..., *obs_shape]."""
+        which = stack_rows(row, need, self._back, self._num_lanes, self._num_rows)  # [..., S]
+        obs = self._frames.take(which.view(-1), out if out is None else out.view(-1, *self._frame_shape))
+        stack = self._back.shape if len(self._frame_shape) == 2 else ()
+        return obs.view(row.shape + stack + self._frame_shape)
+
+    def _log_policy(self, rows: Tensor, values: Tensor, behaviour: Behaviour | None) -> Tensor:
+        """[B, length, A] of what acted: as stored, or made of the teacher's outputs and epsilon."""
+        held = self._columns.places.get("behaviour_log_policy")
+        if held is not None:
+            found = self._columns.extra.tensor.index_select(0, rows.view(-1))[:, held]
+        elif behaviour is not None:
+            values = values.view(-1, values.shape[-1])
+            found = behaviour(values[:, TEACHER:], values[:, EPSILON])
+        else:
+            raise ValueError("the buffer does not hold the behaviour's policy")
+        return found.view(*rows.shape, self._num_actions)
+
+    def _state(self, begin: Tensor) -> Tensor | None:
+        """[B, *state_shape] of the actor before the first rows, where that is stored."""
+        held = self._columns.places.get("state")
+        if held is None:
+            return None
+        found = self._columns.extra.tensor.index_select(0, begin)[:, held]
+        return found.view(len(begin), *self._columns.shapes["state"])
