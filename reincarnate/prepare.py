@@ -105,18 +105,10 @@ def prepare(
     device = pick_device(config.system.device, ranks.device_index)
     tune(device)
     entry = get_student(config.student)
-    if entry.method.needs_teacher and config.teacher is None:
-        raise UserError(f"student {entry.name!r} needs a teacher: pass --teacher REF")
-    teacher = None
-    if config.teacher is not None:
-        reference = exact_reference(recorded) if recorded else config.teacher
-        teacher = load_teacher(reference, env_id=config.env.id, device=device, announce=announce)
-        teacher.card = dataclasses.replace(teacher.card, ref=config.teacher)
-        parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
+    teacher = _teacher(config, entry, recorded, device, announce)
     spec = environment(config.env, teacher)
-    data = None
-    if config.collect.teacher_data is not None and teacher is not None and entry.method.offline:
-        data = find_teacher_data(config.collect.teacher_data, teacher, spec, announce)
+    data = _teacher_data(config, entry, teacher, spec, announce)
+    if data is not None:
         collect = dataclasses.replace(config.collect, teacher_data=data.exact)
         config = dataclasses.replace(config, collect=collect)
     buffers = _buffers(config, entry, spec, teacher, data, folder or Path("runs"), ranks.size)
@@ -127,15 +119,9 @@ def prepare(
     generator = torch.Generator(device=device).manual_seed(seeds.derive(config.seed, "learner", ranks.rank))
     chosen = precision or entry.choose_precision(config, spec, device)
     student = entry.factory(config, spec, device, chosen, generator)
-    parse_act_rule(config.evaluate.student_act, student.outputs)
-    if ranks.size > 1 and student.batch_spec.sequence_length is not None:
-        raise UserError(
-            f"student {entry.name!r} learns from sequences, and such a student cannot train on several ranks "
-            "yet; run it without torchrun"
-        )
+    _check_student(config, student, ranks)
     for line in said:
         announce(line)
-    sampler = Sampler(chosen_storage.device(device), seeds.derive(config.seed, "batches", ranks.rank))
     return Parts(
         config,
         spec,
@@ -145,10 +131,51 @@ def prepare(
         student,
         entry,
         generator,
-        sampler,
+        Sampler(chosen_storage.device(device), seeds.derive(config.seed, "batches", ranks.rank)),
         chosen_storage,
         data.folder if data else None,
     )
+
+
+def _teacher(
+    config: RunConfig,
+    entry: StudentEntry,
+    recorded: dict[str, Any] | None,
+    device: torch.device,
+    announce: Callable[[str], None],
+) -> Teacher | None:
+    """The run's teacher; of a resumed run, exactly that of ``recorded``."""
+    if config.teacher is None:
+        if entry.method.needs_teacher:
+            raise UserError(f"student {entry.name!r} needs a teacher: pass --teacher REF")
+        return None
+    reference = exact_reference(recorded) if recorded else config.teacher
+    teacher = load_teacher(reference, env_id=config.env.id, device=device, announce=announce)
+    teacher.card = dataclasses.replace(teacher.card, ref=config.teacher)
+    parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
+    return teacher
+
+
+def _teacher_data(
+    config: RunConfig,
+    entry: StudentEntry,
+    teacher: Teacher | None,
+    spec: EnvSpec,
+    announce: Callable[[str], None],
+) -> TeacherData | None:
+    """The D_T that somebody made, if the run is to learn from one."""
+    if config.collect.teacher_data is None or teacher is None or not entry.method.offline:
+        return None
+    return find_teacher_data(config.collect.teacher_data, teacher, spec, announce)
+
+
+def _check_student(config: RunConfig, student: Student, ranks: Ranks) -> None:
+    parse_act_rule(config.evaluate.student_act, student.outputs)
+    if ranks.size > 1 and student.batch_spec.sequence_length is not None:
+        raise UserError(
+            f"student {config.student!r} learns from sequences, and such a student cannot train on several "
+            "ranks yet; run it without torchrun"
+        )
 
 
 def environment(config: EnvConfig, teacher: Teacher | None) -> EnvSpec:
