@@ -10,7 +10,6 @@ print(result.document["student"]["teacher_normalized"])
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from reincarnate.teachers.shared_data import exact_text
 from reincarnate.teachers.teacher import Reported, Teacher
 from reincarnate.teachers.zoo import load_teacher
 from reincarnate.team import connect
-from reincarnate.types import Backend, Returns, Wrappers
+from reincarnate.types import Backend, EnvSpec, Returns, Wrappers
 
 #: When to find out why a return is not the claimed one.
 Explain = Literal["never", "if it differs", "always"]
@@ -176,24 +175,25 @@ def evaluate_teacher(
     setting = Setting(loaded.spec.env, rule, backend, wrappers or source_wrappers(loaded))
     shown = progress or Progress()
     returns = _played(loaded, setting, episodes, num_envs, seed, shown)
-    found = TeacherReturn(
-        loaded.card.ref, loaded.card.resolved, str(rule), returns, reported, agrees(returns, reported)
-    )
-    if explain == "never" or reported is None:
-        return found
     diagnosis = None
-    if explain == "always" or p_value(returns, reported) <= LEVEL:
+    if reported is not None and _to_be_explained(explain, returns, reported):
         diagnosis = diagnose(
-            loaded,
-            setting,
-            returns,
-            reported,
-            games=episodes,
-            num_envs=num_envs,
-            seed=seed,
-            progress=shown,
+            loaded, setting, returns, reported, games=episodes, num_envs=num_envs, seed=seed, progress=shown
         )
-    return dataclasses.replace(found, diagnosis=diagnosis, asked=True)
+    return TeacherReturn(
+        loaded.card.ref,
+        loaded.card.resolved,
+        str(rule),
+        returns,
+        reported,
+        agrees(returns, reported),
+        diagnosis,
+        asked=explain != "never",
+    )
+
+
+def _to_be_explained(explain: Explain, returns: Returns, reported: Reported) -> bool:
+    return explain == "always" or (explain == "if it differs" and p_value(returns, reported) <= LEVEL)
 
 
 def source_wrappers(teacher: Teacher) -> Wrappers:
@@ -265,22 +265,7 @@ def collect_teacher(
         loaded, loaded.spec.env, settings, num_envs, "envpool", seeds.derive(seed, "collect")
     )
     folder = Path(out) if out is not None else collection.folder
-    buffers = [Buffer(num_envs, agent_steps, folder)]
-    sizes, room = (
-        storage.sizes_of(loaded.spec.env, buffers),
-        storage.room_for(loaded.spec.env, buffers, where),
-    )
-    storage.choose("disk", sizes, room, where, "none")
-    defaults = RunConfig().td
-    # Nothing is sampled here: the rows go to the artefact, and only the newest are held in memory.
-    replay = Replay(
-        loaded.spec.env,
-        num_envs,
-        agent_steps,
-        n_step=defaults.n_step,
-        discount=defaults.discount,
-        frames_on_disk=True,
-    )
+    replay = _replay_beside_disk(loaded.spec.env, Buffer(num_envs, agent_steps, folder), where)
     with (progress or Progress()).phase("collect", total=agent_steps, unit="agent steps") as bar:
         return collect(
             loaded,
@@ -290,6 +275,21 @@ def collect_teacher(
             on_step=lambda done, mean: bar.update(done, **({} if mean is None else {"return": mean})),
             folder=folder,
         )
+
+
+def _replay_beside_disk(env: EnvSpec, buffer: Buffer, device: torch.device) -> Replay:
+    """Nothing is sampled from it: its rows go to the artefact, and only the newest are held in memory."""
+    sizes, room = storage.sizes_of(env, [buffer]), storage.room_for(env, [buffer], device)
+    storage.choose("disk", sizes, room, device, "none")
+    defaults = RunConfig().td
+    return Replay(
+        env,
+        buffer.num_envs,
+        buffer.agent_steps,
+        n_step=defaults.n_step,
+        discount=defaults.discount,
+        frames_on_disk=True,
+    )
 
 
 def _progress(given: Progress | None, ranks: Ranks) -> Progress:

@@ -55,26 +55,8 @@ def build(
             "teacher": _teacher_buffer(stage.folder, collected),
             "student": _student_buffer(student_data),
         },
-        "phases": {
-            "evaluate": {"seconds": seconds.get("evaluate")},
-            "collect": _collect(collected, seconds.get("collect")),
-            "offline": {
-                "seconds": offline.seconds or None,
-                "updates": offline.updates,
-                "updates_per_s": _rate(offline.updates, offline.seconds),
-            },
-            "online": {
-                "seconds": online.seconds or None,
-                "agent_steps": online.agent_steps,
-                "updates": online.updates,
-                "agent_steps_per_s": _rate(online.agent_steps, online.seconds),
-            },
-        },
-        "distill": {
-            "online_first": online.first_m if coefficient else None,
-            "online_last": online.last_m if coefficient else None,
-            "latched_at_agent_step": coefficient.latched_at_agent_step if coefficient else None,
-        },
+        "phases": _phases(seconds, collected, offline, online),
+        "distill": _distill(online, coefficient),
         "device": str(stage.device),
         "precision": stage.precision,
         "seed": stage.config.seed,
@@ -158,6 +140,35 @@ def _collect(collected: dict[str, Any] | None, seconds: float | None) -> dict[st
         "agent_steps": steps,
         "agent_steps_per_s": None if reused else _rate(steps, seconds or 0.0),
         "reused": reused,
+    }
+
+
+def _phases(
+    seconds: dict[str, float], collected: dict[str, Any] | None, offline: OfflineState, online: OnlineState
+) -> dict[str, Any]:
+    return {
+        "evaluate": {"seconds": seconds.get("evaluate")},
+        "collect": _collect(collected, seconds.get("collect")),
+        "offline": {
+            "seconds": offline.seconds or None,
+            "updates": offline.updates,
+            "updates_per_s": _rate(offline.updates, offline.seconds),
+        },
+        "online": {
+            "seconds": online.seconds or None,
+            "agent_steps": online.agent_steps,
+            "updates": online.updates,
+            "agent_steps_per_s": _rate(online.agent_steps, online.seconds),
+        },
+    }
+
+
+def _distill(online: OnlineState, coefficient: DistillCoefficient | None) -> dict[str, Any]:
+    """The coefficient's course, where there is one."""
+    return {
+        "online_first": online.first_m if coefficient else None,
+        "online_last": online.last_m if coefficient else None,
+        "latched_at_agent_step": coefficient.latched_at_agent_step if coefficient else None,
     }
 
 
