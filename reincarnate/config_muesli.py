@@ -123,7 +123,7 @@ _QUICK_SCRATCH: dict[str, Any] = _QUICK | {
 _QUICK_QDAGGER: dict[str, Any] = _QUICK | {
     "optimizer.batch_size": 8,
     "optimizer.learning_rate": 5e-4,
-    "offline.updates": 600,
+    "offline.updates": 2_000,
     "online.agent_steps": 20_000,
     "muesli.sequence_length": 16,
     "muesli.model_units": 128,
