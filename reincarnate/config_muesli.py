@@ -59,6 +59,9 @@ class MuesliConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"muesli.{name} must be greater than 0, got {value!r}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise UserError(f"muesli.{name} must be 0 or more, got {getattr(self, name)!r}")
         for name in ("discount", "trace_lambda", "advantage_decay", "target_rate", "replay_fraction"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UserError(f"muesli.{name} must be between 0 and 1, got {getattr(self, name)!r}")
@@ -90,6 +93,15 @@ _POSITIVE = (
     "core_units",
     "model_units",
     "support_limit",
+)
+
+_NOT_NEGATIVE = (
+    "advantage_eps",
+    "cmpo_weight",
+    "policy_weight",
+    "value_weight",
+    "reward_weight",
+    "weight_decay",
 )
 
 # What the students called muesli have in a preset beyond or instead of the common settings.

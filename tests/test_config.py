@@ -112,6 +112,8 @@ def test_text_becomes_the_fields_type(name: str, text: str, expected: object) ->
         ({"env.num_envs": 10**6}, r"env.num_envs must be at most 65536, got 1000000"),
         ({"env.episodic_life": "maybe"}, r"env.episodic_life takes a value of type bool"),
         ({"env.noop_max": "0"}, r"env.noop_max must be greater than 0"),
+        ({"muesli.cmpo_weight": -1}, r"muesli.cmpo_weight must be 0 or more, got -1"),
+        ({"muesli.weight_decay": "-0.1"}, r"muesli.weight_decay must be 0 or more, got -0.1"),
         ({"online.agent_steps": "inf"}, r"online.agent_steps takes a value of type int"),
     ],
 )
