@@ -71,9 +71,14 @@ _SCORES: dict[str, tuple[float, float]] = {
 }
 
 
+def published(env_id: str) -> tuple[float, float] | None:
+    """Raw scores of random play and of the human, of ``Breakout-v5`` and the like; None for anything else."""
+    return _SCORES.get(re.sub(r"-v\d+$", "", env_id))
+
+
 def human_normalized(env_id: str, score: float) -> float | None:
     """(score - random) / (human - random) of ``Breakout-v5`` and the like; None for what is no such game."""
-    found = _SCORES.get(re.sub(r"-v\d+$", "", env_id))
+    found = published(env_id)
     if found is None:
         return None
     random, human = found

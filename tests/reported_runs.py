@@ -53,6 +53,7 @@ def make_run(
     status: str = "done",
     ref: str = "bundled/Breakout-dqn",
     student: str = "qdagger-dqn",
+    env: str = "Breakout-v5",
     saved: bool = False,
 ) -> Path:
     """A run directory as the runner writes it."""
@@ -79,7 +80,7 @@ def make_run(
     result = {
         "format": 1,
         "status": status,
-        "env": "Breakout-v5",
+        "env": env,
         "teacher": described | {"act": "epsilon=0.01", "return": document(g_t)} if g_t else None,
         "random": document(g_random),
         "student": {

@@ -35,10 +35,11 @@ def test_the_page_has_returns_phases_settings_and_versions(full_run: Path) -> No
         "4",
         "epsilon=0.01",
         f"{60 / 68:.3f}",
+        f"{(62 - 1.7) / (30.5 - 1.7):.3f}",
     ]
-    assert rows["qdagger-dqn after 2,500 offline updates"][-1] == f"{40 / 68:.3f}"
-    assert rows["teacher (G_T)"][-1] == "1.000"
-    assert rows["random policy (G_random)"][-2:] == ["uniform", "0.000"]
+    assert rows["qdagger-dqn after 2,500 offline updates"][-2] == f"{40 / 68:.3f}"
+    assert rows["teacher (G_T)"][-2] == "1.000"
+    assert rows["random policy (G_random)"][-3:-1] == ["uniform", "0.000"]
     assert rows["offline"] == ["2,500 updates", "125.0", "20.0 updates/s"]
     assert rows["online"] == ["10,000 agent steps", "200.0", "50.0 agent steps/s"]
     assert rows["collect"] == ["40,000 agent steps (reused)", "11.5", ""]

@@ -123,6 +123,7 @@ def test_tensorboard_has_what_a_user_would_plot(finished: Path) -> None:
         assert {f"offline/{name}", f"online/{name}"} <= tags
     assert {"online/m", "online/epsilon", "online/updates", "online/game_return"} <= tags
     assert {"offline/evaluation/return", "online/evaluation/teacher_normalized"} <= tags
+    assert "online/evaluation/human_normalized" not in tags  # no game of Atari's
     assert any("hparams" in tag for tag in tags)
 
 

@@ -111,6 +111,8 @@ def test_atari_teachers_of_both_kinds_run_through_all_phases(file: str, cache: P
     for moment, value in student["human_normalized"].items():  # of Breakout, published: 1.7 and 30.5
         assert math.isclose(value, (student[f"{moment}_return"]["mean"] - 1.7) / (30.5 - 1.7))
     assert set(student["human_normalized"]) == {"offline", "final"}
+    scalars = set(scalar_steps(tmp_path / "run"))
+    assert {f"{phase}/evaluation/human_normalized" for phase in ("offline", "online")} <= scalars
 
 
 def test_teacher_temperature_is_that_of_its_kind(cache: Path, tmp_path: Path) -> None:

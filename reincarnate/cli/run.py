@@ -129,12 +129,17 @@ def _tell(done: RunResult) -> None:
     if os.environ.get("RANK", "0") != "0" and launched():
         return
     student, teacher = done.document["student"], done.document["teacher"]
-    final, share = student["final_return"], student["teacher_normalized"]["final"]
+    final = student["final_return"]
     told = [f"student {final['mean']:.1f} ± {final['std']:.1f}" if final else "student not evaluated"]
     told += [f"teacher {teacher['return']['mean']:.1f}"] if teacher else []
     told += [f"random play {done.document['random']['mean']:.1f}"]
-    normalised = "" if share is None else f"; {share:.2f} on the way from random play (0) to the teacher (1)"
-    say(f"{', '.join(told)}{normalised}; see {done.folder / 'report.html'}")
+    scales = {
+        "teacher_normalized": "on the way from random play (0) to the teacher (1)",
+        "human_normalized": "human-normalised (published scores)",
+    }
+    shares = {words: student[name]["final"] for name, words in scales.items()}
+    normalised = [f"{share:.2f} {words}" for words, share in shares.items() if share is not None]
+    say("; ".join((", ".join(told), *normalised, f"see {done.folder / 'report.html'}")))
 
 
 def key_value(text: str) -> tuple[str, str]:

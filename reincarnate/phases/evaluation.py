@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reincarnate import seeds
 from reincarnate.acting import ActRule, parse_act_rule
+from reincarnate.atari_scores import human_normalized
 from reincarnate.evaluate import RandomPolicy, RecurrentPolicy, evaluate, lanes_for
 from reincarnate.phases.shared_returns import shared
 from reincarnate.phases.stage import Stage
@@ -69,11 +70,14 @@ def evaluate_student(stage: Stage, phase: str, updates: int, agent_steps: int, s
     title = f"evaluate student after {phase} ({rule})"
     returns = _evaluate(stage, policy, title, stage.seed(f"evaluate {phase}", updates), stage.generator)
     stage.curves.add_evaluation(phase, updates, agent_steps, str(rule), returns, seconds)
-    scalars = {"return": returns.mean, "return_std": returns.std}
-    normalized = teacher_normalized(returns, stage.teacher_return, stage.random_return)
-    if normalized is not None:
-        scalars["teacher_normalized"] = normalized
-    stage.logger.scalars(f"{phase}/evaluation", scalars, updates if phase == "offline" else agent_steps)
+    scalars = {
+        "return": returns.mean,
+        "return_std": returns.std,
+        "teacher_normalized": teacher_normalized(returns, stage.teacher_return, stage.random_return),
+        "human_normalized": human_normalized(stage.spec.env_id, returns.mean),
+    }
+    known = {name: value for name, value in scalars.items() if value is not None}
+    stage.logger.scalars(f"{phase}/evaluation", known, updates if phase == "offline" else agent_steps)
     return returns
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reincarnate.report.page import flat, number, teacher_rows, verdict
+from reincarnate.report.page import flat, normalised, number, shares, teacher_rows, verdict
 from reincarnate.report.rundir import RunData, short_path
 from reincarnate.types import Returns
 
@@ -95,12 +95,10 @@ def _returns(run: RunData) -> str:
         "teacher": "its teacher",
         "random": "random policy",
     }
-    rows = [
-        "| | mean return | 95 % interval | std | games | teacher-normalised |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = ("mean return", "95 % interval", "std", "games", *run.scales)
+    rows = [f"| | {' | '.join(head)} |", f"|---{'|---' * len(head)}|"]
     for name, label in labels.items():
-        returns, share = run.returns(name), run.normalized(name)
+        returns = run.returns(name)
         if returns is not None:
             low, high = map(number, returns.ci95)
             cells = (
@@ -109,7 +107,7 @@ def _returns(run: RunData) -> str:
                 f"{low} to {high}",
                 number(returns.std),
                 str(returns.n),
-                "–" if share is None else f"{share:.3f}",
+                *shares(run, name),
             )
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -120,12 +118,11 @@ def _how_measured(run: RunData) -> str:
     rules = f"The student acts by {code(run.result['student']['act'])}"
     if teacher and teacher.get("act"):
         rules += f", the teacher by {code(teacher['act'])}"
-    normalised = " Teacher-normalised: (return - random) / (teacher - random)." if teacher else ""
-    return (
+    measured = (
         f"{rules}. Returns are undiscounted raw scores of whole games, none cut short but by the game's own "
-        f"limit; every environment plays the same number of games; the interval is a bootstrap over games."
-        f"{normalised}"
+        "limit; every environment plays the same number of games; the interval is a bootstrap over games."
     )
+    return " ".join((measured, *normalised(run)))
 
 
 def _teacher(run: RunData) -> list[str]:

@@ -100,6 +100,26 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
 
 
+def shares(run: RunData, name: str) -> list[str]:
+    """One of the run's returns on each of its scales; a dash where it has no place there."""
+    found = [place(name) for place in run.scales.values()]
+    return ["–" if share is None else f"{share:.3f}" for share in found]
+
+
+def normalised(run: RunData) -> list[str]:
+    """A sentence on each scale that the run's returns are on."""
+    said = []
+    if run.returns("teacher") is not None:
+        said.append("Teacher-normalised is (return − random) / (teacher − random).")
+    if run.human_scores is not None:
+        random, human = map(number, run.human_scores)
+        said.append(
+            "Human-normalised is (return − random) / (human − random) with the published scores of this "
+            f"game, random {random} and human {human} (Mnih et al. 2015, Wang et al. 2016)."
+        )
+    return said
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] | None = None) -> str:
     """An HTML table; columns in ``numbers`` (all but the first, unless given) are right-aligned."""
     right = set(range(1, len(head)) if numbers is None else numbers)
@@ -156,9 +176,9 @@ def _returns_table(run: RunData) -> str:
         returns = run.returns(name)
         if returns is not None:
             rule = rules.get(name, student["act"])
-            rows.append((label, *_return_cells(returns), rule, _share(run.normalized(name))))
-    head = ("", "mean return", "95 % interval", "std", "games", "acts by", "teacher-normalised")
-    return table(head, rows, numbers=(1, 2, 3, 4, 6))
+            rows.append((label, *_return_cells(returns), rule, *shares(run, name)))
+    head = ("", "mean return", "95 % interval", "std", "games", "acts by", *run.scales)
+    return table(head, rows, numbers=(1, 2, 3, 4, 6, 7))
 
 
 def _return_cells(returns: Returns) -> tuple[str, ...]:
@@ -167,15 +187,9 @@ def _return_cells(returns: Returns) -> tuple[str, ...]:
     return number(returns.mean), interval, number(returns.std), f"{returns.n:,}"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def _returns_note(run: RunData) -> str:
-    normalised = (
-        " Teacher-normalised is (return − random) / (teacher − random)." if run.returns("teacher") else ""
-    )
-    return note("Undiscounted raw score of whole games; the interval is a bootstrap over games." + normalised)
+    measured = "Undiscounted raw score of whole games; the interval is a bootstrap over games."
+    return note(" ".join((measured, *normalised(run))))
 
 
 def _phases_table(run: RunData) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reincarnate import files
+from reincarnate.atari_scores import human_normalized, published
 from reincarnate.curves import Curves
 from reincarnate.errors import UserError
 from reincarnate.types import Returns
@@ -76,6 +78,22 @@ class RunData:
         if value is None or teacher is None or random is None or teacher.mean == random.mean:
             return None
         return (value.mean - random.mean) / (teacher.mean - random.mean)
+
+    def human_normalized(self, name: str) -> float | None:
+        """(x - random) / (human - random), scores as published, of any of :meth:`returns`."""
+        value = self.returns(name)
+        return None if value is None else human_normalized(self.result["env"], value.mean)
+
+    @property
+    def scales(self) -> Mapping[str, Callable[[str], float | None]]:
+        """What :meth:`returns` are told on beside raw scores: the scale, and how to put any of them on it."""
+        scales = {"teacher-normalised": self.normalized}
+        return scales | {"human-normalised": self.human_normalized} if self.human_scores else scales
+
+    @property
+    def human_scores(self) -> tuple[float, float] | None:
+        """Published raw scores of random play and of a human; None where there are none."""
+        return published(self.result["env"])
 
 
 def read_run(directory: Path | str) -> RunData:
