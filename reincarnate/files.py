@@ -77,6 +77,11 @@ def did_you_mean(path: Path) -> str:
     return f" (did you mean {str(missing.parent / close[0])!r}?)" if close else ""
 
 
+def existing(path: Path) -> Path:
+    """``path``, or the nearest of its parents that is there, be it a link that leads nowhere."""
+    return next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+
+
 def cache_folder() -> Path:
     """``$REINCARNATE_CACHE``, or ``reincarnate`` in the user's cache folder.
 
@@ -92,3 +97,20 @@ def cache_folder() -> Path:
             f"the cache cannot be in {folder}, as there is no such home folder; name another one in "
             "REINCARNATE_CACHE"
         ) from None
+
+
+def refuse_unwritable(cached: Path) -> None:
+    """Try whether ``cached``, a folder of the cache, can be made and written; leaves nothing there.
+
+    Raises:
+        UserError: what stands in its place is not a folder, or no files can be made there.
+    """
+    there = existing(cached)
+    try:
+        with tempfile.TemporaryFile(dir=there):  # permissions alone do not tell of a read-only disk
+            return
+    except OSError as error:
+        why = f"cannot be written ({error.strerror})" if there.is_dir() else "is not a folder"
+    raise UserError(
+        f"the cache cannot be in {cache_folder()}, as {there} {why}; name another folder in REINCARNATE_CACHE"
+    )

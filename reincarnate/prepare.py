@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from reincarnate import seeds
+from reincarnate import files, seeds
 from reincarnate.acting import parse_act_rule
 from reincarnate.checkpoint import student_data_folder
 from reincarnate.config import EnvConfig, RunConfig
 from reincarnate.device import Precision, pick_device, tune
 from reincarnate.envs import make_env, preset_spec
 from reincarnate.errors import UserError
-from reincarnate.phases import Stage
+from reincarnate.phases import Stage, shared_returns
 from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Sampler, storage
 from reincarnate.replay.frames import packed_frame_bytes
@@ -100,7 +100,8 @@ def prepare(
         ranks: of the run; each has its own device and random numbers.
 
     Raises:
-        UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit.
+        UserError: unknown or damaged teacher, unknown student or environment, parts that do not fit, a
+            cache that cannot be written where a new run needs it.
     """
     device = pick_device(config.system.device, ranks.device_index)
     tune(device)
@@ -111,6 +112,9 @@ def prepare(
     if data is not None:
         collect = dataclasses.replace(config.collect, teacher_data=data.exact)
         config = dataclasses.replace(config, collect=collect)
+    if where is None:  # a run that goes on may have no more need of the cache
+        for cached in _cached(config, entry, spec, teacher, data):
+            files.refuse_unwritable(cached)
     buffers = _buffers(config, entry, spec, teacher, data, folder or Path("runs"), ranks.size)
     said: list[str] = []  # once nothing is refused any more: an error is the only line
     chosen_storage = _choose_storage(config, spec, buffers, device, where, said.append, ranks.local_size)
@@ -220,6 +224,22 @@ def student_capacity(config: RunConfig, ranks: int = 1) -> int:
     return math.ceil(min(config.online.replay_capacity_agent_steps, played) / ranks)
 
 
+def collection(config: RunConfig, spec: EnvSpec, teacher: Teacher) -> Collection:
+    """What the run's D_T depends on, where it collects its own."""
+    env, seed = config.env, seeds.derive(config.seed_of_teacher, "collect")
+    return Collection.of(teacher, spec, config.collect, env.num_envs, env.backend, seed)
+
+
+def _cached(
+    config: RunConfig, entry: StudentEntry, spec: EnvSpec, teacher: Teacher | None, data: TeacherData | None
+) -> list[Path]:
+    """The folders of the cache that the run cannot do without."""
+    folders = [shared_returns.folder()] if config.teacher_seed is not None else []
+    if data is None and teacher is not None and entry.method.offline:
+        folders.append(collection(config, spec, teacher).folder)
+    return folders
+
+
 def _buffers(
     config: RunConfig,
     entry: StudentEntry,
@@ -230,7 +250,7 @@ def _buffers(
     ranks: int,
 ) -> list[Buffer]:
     """What the run will hold, one after the other: D_T, then D_S."""
-    envs, backend = config.env.num_envs, config.env.backend
+    envs = config.env.num_envs
     capacity, extras = student_capacity(config, ranks), entry.extras(config, spec)
     folders = [student_data_folder(folder, rank) for rank in range(ranks)]
     buffers = [Buffer(envs, capacity, each, extras=extras) for each in folders]
@@ -238,9 +258,8 @@ def _buffers(
         shared = data.collection
         buffers.append(Buffer(shared.num_envs, shared.agent_steps, data.folder, data.complete))
     elif entry.method.offline and teacher is not None:
-        seed = seeds.derive(config.seed_of_teacher, "collect")
-        collection = Collection.of(teacher, spec, config.collect, envs, backend, seed)
-        buffers.append(Buffer(envs, config.collect.agent_steps, collection.folder))
+        folder_of_data = collection(config, spec, teacher).folder
+        buffers.append(Buffer(envs, config.collect.agent_steps, folder_of_data))
     return buffers
 
 

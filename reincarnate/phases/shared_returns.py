@@ -45,9 +45,14 @@ def shared(
         lock.release()
 
 
+def folder() -> Path:
+    """Where they are kept."""
+    return files.cache_folder() / "shared-returns"
+
+
 def _path(what: Mapping[str, Any]) -> Path:
     text = json.dumps({"format": FORMAT} | dict(what), sort_keys=True)
-    return files.cache_folder() / "shared-returns" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 def _read(path: Path, what: Mapping[str, Any]) -> Returns | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from reincarnate import files
 from reincarnate.replay.rows import INTEGERS, NO_EXTRAS, TEACHER, Extras
 from reincarnate.types import EnvSpec
 
@@ -106,7 +107,7 @@ def memory_available(device: torch.device) -> int | None:
 def disk_available(folder: Path) -> int | None:
     """Free bytes of the disk that holds ``folder``, or will once it is made; None where nobody tells."""
     try:
-        return shutil.disk_usage(_existing(folder)).free
+        return shutil.disk_usage(files.existing(folder)).free
     except OSError:
         return None
 
@@ -118,11 +119,7 @@ def stored_bytes(folder: Path) -> int:
 
 def disk_of(folder: Path) -> int:
     """A number that two folders on one disk share."""
-    return _existing(folder).stat().st_dev
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return files.existing(folder).stat().st_dev
 
 
 def _system_free(meminfo: Path = Path("/proc/meminfo")) -> int | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from reincarnate import prepare, seeds
+from reincarnate import prepare
 from reincarnate.checkpoint import CheckpointClock
 from reincarnate.errors import UserError
 from reincarnate.phases import Stage
 from reincarnate.replay import NO_EXTRAS, Extras, Replay
 from reincarnate.replay.storage import Choice
-from reincarnate.teachers.collect import Collected, Collection, collect, load_teacher_data
+from reincarnate.teachers.collect import Collected, collect, load_teacher_data
 from reincarnate.teachers.teacher import Teacher
 
 
@@ -61,14 +61,7 @@ class Buffers:
     def _collect(self, teacher: Teacher) -> Collected:
         """The cached D_T of these settings, grown to its end if it is not there yet."""
         stage, config = self._stage, self._stage.config
-        collection = Collection.of(
-            teacher,
-            stage.spec,
-            config.collect,
-            config.env.num_envs,
-            config.env.backend,
-            seeds.derive(config.seed_of_teacher, "collect"),
-        )
+        collection = prepare.collection(config, stage.spec, teacher)
         replay = self._new(config.env.num_envs, config.collect.agent_steps)
         with stage.progress.phase("collect", total=config.collect.agent_steps, unit="agent steps") as bar:
 
