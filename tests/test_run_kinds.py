@@ -32,7 +32,7 @@ def test_a_teacher_that_is_never_to_go_stays_to_the_last_step(cache: Path, tmp_p
         distill__stop_fraction=1.0, distill__window_games=1_000, offline__updates=10, online__agent_steps=301
     )
     result = Run.start(config, tmp_path / "run", quiet()).execute()
-    assert result["phases"]["online"]["agent_steps"] > 301  # the last vector step passes the end
+    assert result["phases"]["online"]["agent_steps"] >= 301  # the last vector step meets or passes the end
     assert result["distill"] == {"online_first": 1.0, "online_last": 1.0, "latched_at_agent_step": None}
     rows = read(tmp_path / "run", "curves.json")["coefficient"]
     assert {row["m"] for row in rows} == {1.0}
