@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,9 @@ from huggingface_hub import constants
 from reincarnate.teachers.hub import find_and_download, sha256_of
 from reincarnate.teachers.reference import parse_reference
 
-from hub_checkpoint import CARD, FILE, FULL, OTHER, SHORT, WEIGHTS, checkpoint_repository, fails, load
+from hub_checkpoint import CARD, FILE, FULL, OTHER, SHORT, WEIGHTS, fails, load
 from loopback_hub import LoopbackHub
 from loopback_repository import TOKEN, Repository
-
-
-@pytest.fixture
-def repository() -> Repository:
-    return checkpoint_repository()
-
-
-@pytest.fixture
-def hub(repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({FULL: repository}) as hub, hub.used(monkeypatch, tmp_path):
-        yield hub
-
 
 # ------------------------------------------------------------ finding the repository
 

@@ -1,6 +1,5 @@
 """What has been downloaded once: used again, used without a network, and mended."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,20 +7,9 @@ from huggingface_hub import constants
 
 from reincarnate.teachers.hub import Cached, cached_repositories
 
-from hub_checkpoint import CARD, FILE, FULL, OTHER, SHORT, WEIGHTS, checkpoint_repository, fails, load
+from hub_checkpoint import CARD, FILE, FULL, OTHER, SHORT, WEIGHTS, fails, load
 from loopback_hub import LoopbackHub
 from loopback_repository import Repository
-
-
-@pytest.fixture
-def repository() -> Repository:
-    return checkpoint_repository()
-
-
-@pytest.fixture
-def hub(repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({FULL: repository}) as hub, hub.used(monkeypatch, tmp_path):
-        yield hub
 
 
 def test_second_load_downloads_nothing(hub: LoopbackHub) -> None:

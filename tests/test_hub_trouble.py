@@ -1,7 +1,6 @@
 """A Hub that is not there, that is busy or broken, and downloads that arrive cut or damaged."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,9 @@ from huggingface_hub import constants
 
 from reincarnate.teachers.hub import cached_repositories
 
-from hub_checkpoint import FILE, FULL, OTHER, WEIGHTS, checkpoint_repository, fails, load
+from hub_checkpoint import FILE, FULL, OTHER, WEIGHTS, fails, load
 from loopback_hub import LoopbackHub
 from loopback_repository import Repository
-
-
-@pytest.fixture
-def repository() -> Repository:
-    return checkpoint_repository()
-
-
-@pytest.fixture
-def hub(repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub({FULL: repository}) as hub, hub.used(monkeypatch, tmp_path):
-        yield hub
 
 
 @pytest.fixture

@@ -43,14 +43,6 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REINCARNATE_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def rates() -> list[float]:
     """Learning rates of the finished run's updates, in order."""
     return []

@@ -22,15 +22,6 @@ from small_runs import quiet, read, same_tensors, scalar_steps, small_config, st
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    """Teacher data of this module's runs, shared as a user's cache is."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REINCARNATE_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def finished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "finished"
     Run.start(small_config(), folder, quiet()).execute()

@@ -18,15 +18,6 @@ from paths import SHARED_CHECKPOINTS, needs_checkpoints
 from small_runs import TEACHER, quiet, read, same_tensors, scalar_steps, small_config, student_weights
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    """Teacher data of this module's runs, shared as a user's cache is."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REINCARNATE_CACHE", str(folder))
-        yield folder
-
-
 def test_a_teacher_that_is_never_to_go_stays_to_the_last_step(cache: Path, tmp_path: Path) -> None:
     config = small_config(
         distill__stop_fraction=1.0, distill__window_games=1_000, offline__updates=10, online__agent_steps=301
