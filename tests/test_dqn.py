@@ -126,9 +126,12 @@ def test_bfloat16_leaves_no_parameter_without_a_gradient(double_q: bool) -> None
         assert F.cosine_similarity(reference.grad.flatten(), found.grad.flatten(), dim=0) > 0.98
 
 
-def test_images_are_stored_channels_last() -> None:
-    learner = build(kind="atari")
+@pytest.mark.parametrize(
+    ("name", "convolution"), [("nature", "trunk.conv2"), ("impala", "trunk.sections.1.blocks.0.conv1")]
+)
+def test_images_are_stored_channels_last(name: str, convolution: str) -> None:
+    learner = build(kind="atari", network=name)
     for network in (learner.network, learner.target):
-        weight = network.state_dict()["trunk.sections.1.blocks.0.conv1.weight"]
+        weight = network.state_dict()[f"{convolution}.weight"]
         assert weight.is_contiguous(memory_format=torch.channels_last)
         assert not weight.is_contiguous()
