@@ -273,6 +273,7 @@ def collect_teacher(
             replay,
             device=where,
             on_step=lambda done, mean: bar.update(done, **({} if mean is None else {"return": mean})),
+            on_found=bar.found,
             folder=folder,
         )
 

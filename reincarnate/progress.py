@@ -103,6 +103,12 @@ class Phase:
         self._samples: deque[tuple[float, int]] = deque([(0.0, done)])
         self._next = 0.0
 
+    def found(self, done: int) -> None:
+        """So many units turned out to be there already: rates count from here."""
+        self.first, self.done = done, done
+        self._started, self._left_out = self._clock(), 0.0
+        self._samples = deque([(0.0, done)])
+
     def update(self, done: int, **numbers: SupportsFloat | None) -> None:
         """Work is at ``done`` units; ``numbers`` are shown until replaced (None takes one away).
 

@@ -154,6 +154,7 @@ def collect(
     device: torch.device,
     checkpoint: Callable[[], bool] = lambda: False,
     on_step: OnStep = lambda steps, mean_return: None,
+    on_found: Callable[[int], None] = lambda steps: None,
     folder: Path | None = None,
 ) -> Collected:
     """Fill ``replay`` with ``collection.agent_steps`` transitions of the teacher, or reuse the artefact.
@@ -164,6 +165,7 @@ def collect(
             frames are on disk, they are in the artefact itself.
         checkpoint: asked after every vector step whether to write a segment now.
         on_step: progress; may raise to stop: what was collected is written first.
+        on_found: told how many agent steps of an unfinished collection are there, before it goes on.
         folder: where D_T lives; the cache unless given.
 
     Raises:
@@ -177,6 +179,7 @@ def collect(
         replay.spill = artefact.spill
         reused = artefact.complete
         if not reused:
+            on_found(replay.agent_steps)
             _grow(teacher, collection, replay, artefact, device, checkpoint, on_step)
     replay.spill = None
     replay.freeze()

@@ -45,6 +45,16 @@ def test_work_before_a_resume_is_not_counted(clock: Clock) -> None:
     assert phase.eta_seconds == pytest.approx(40.0)
 
 
+def test_work_that_turns_out_to_be_there_is_not_counted(clock: Clock) -> None:
+    phase = open_phase(clock)
+    clock.now += 5.0
+    phase.found(400)
+    work(phase, clock, units=100, seconds=10.0)
+    assert (phase.first, phase.done) == (400, 500)
+    assert phase.rate == pytest.approx(10.0)
+    assert phase.mean_rate == pytest.approx(10.0)
+
+
 def test_the_rate_forgets_what_is_older_than_the_window(clock: Clock) -> None:
     phase = open_phase(clock, total=100_000)
     work(phase, clock, units=1000, seconds=100.0, steps=100)

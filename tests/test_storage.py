@@ -10,6 +10,7 @@ import torch
 
 from reincarnate import api
 from reincarnate.errors import UserError
+from reincarnate.progress import Phase
 from reincarnate.replay import Buffer, memory, storage
 from reincarnate.replay.storage import Room, Sizes, choose
 from reincarnate.runner import Run
@@ -169,3 +170,28 @@ def test_teachers_collect_holds_few_rows_in_memory(tmp_path, monkeypatch):
     assert again.reused
     rows = again.replay.sampleable_rows()
     assert torch.equal(again.replay.gather(rows).obs, collected.replay.gather(rows).obs)
+
+
+def test_a_collection_that_goes_on_tells_what_was_there(tmp_path, monkeypatch):
+    def collect():
+        return api.collect_teacher(
+            "bundled/CartPole-dqn", tmp_path, agent_steps=300, num_envs=4, progress=quiet()
+        )
+
+    class Enough(Exception):
+        pass
+
+    def stop(phase, done, **numbers):
+        if done >= 100:
+            raise Enough
+
+    told = []
+    monkeypatch.setattr(Phase, "found", lambda phase, done: told.append(done))
+    with monkeypatch.context() as patch:
+        patch.setattr(Phase, "update", stop)
+        with pytest.raises(Enough):
+            collect()
+    stored = read(tmp_path, "manifest.json")["agent_steps"]
+    assert stored >= 100
+    assert collect().agent_steps >= 300
+    assert told == [0, stored]

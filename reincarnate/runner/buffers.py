@@ -71,7 +71,13 @@ class Buffers:
 
             clock = CheckpointClock(config.system.checkpoint_every_seconds)
             return collect(
-                teacher, collection, replay, device=stage.device, checkpoint=clock.due, on_step=on_step
+                teacher,
+                collection,
+                replay,
+                device=stage.device,
+                checkpoint=clock.due,
+                on_step=on_step,
+                on_found=bar.found,
             )
 
     def _new(self, num_envs: int, capacity_agent_steps: int, extras: Extras = NO_EXTRAS) -> Replay:
