@@ -31,6 +31,7 @@ types: $(VENV)/.dev-installed
 	rm -rf $(TREE) && mkdir -p $(TREE)
 	cp -r reincarnate $(TREE)/reincarnate && cp -r teachers students $(TREE)/reincarnate/
 	cd $(TREE) && $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath setup.cfg) -p reincarnate
+	cd $(TREE) && MYPYPATH=. $(abspath $(BIN))/mypy --cache-dir $(abspath .mypy_cache) --config-file $(abspath setup.cfg) $(abspath docs)/*.py
 	cd $(TREE) && PYTHONPATH=. $(abspath $(BIN))/lint-imports $(abspath setup.cfg)
 
 format: $(VENV)/.dev-installed

@@ -47,7 +47,7 @@ def returns(teacher: str, precision: str, seed: int, out: Path) -> tuple[float, 
         "system.device": "cpu",
         "system.precision": precision,
     }
-    student = reincarnate.run(teacher, preset="quick", out=out, settings=settings)["student"]
+    student = reincarnate.run(teacher, preset="quick", out=out, settings=settings).document["student"]
     return student["offline_return"]["mean"], student["final_return"]["mean"]
 
 

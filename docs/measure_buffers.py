@@ -27,6 +27,7 @@ import torch
 
 from reincarnate.envs import env_spec, make_env
 from reincarnate.replay import Replay, Sampler, make_feed
+from reincarnate.replay.frames import DiskFrames, PackedFrames
 from reincarnate.replay.store import SegmentStore
 from reincarnate.rollout import Acted, Rollout
 
@@ -57,8 +58,10 @@ def play(replay: Replay, args: argparse.Namespace) -> None:
 
 def drop_page_cache(folder: Path, replay: Replay) -> None:
     """Make the system forget the segments, without any rights: their pages are unmapped first."""
-    for file in replay._frames._files.values():
-        file._map.madvise(mmap.MADV_DONTNEED)
+    frames = replay._frames
+    assert isinstance(frames, DiskFrames)
+    for mapped in frames._files.values():
+        mapped._map.madvise(mmap.MADV_DONTNEED)
     for path in folder.glob("rows-*.safetensors"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -100,7 +103,8 @@ def fed(replay: Replay, args: argparse.Namespace, update_seconds: float) -> floa
         feed.advance()
         feed.batch()
         time.sleep(update_seconds)
-    return (time.perf_counter() - started) / args.batches - update_seconds
+    per_update: float = (time.perf_counter() - started) / args.batches
+    return per_update - update_seconds
 
 
 def main() -> None:
@@ -165,7 +169,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     packed = {
         name: replay._frames.packed_bytes / replay.rows
         for name, replay in replays.items()
-        if not replay.frames_on_disk and not replay.frames_are_plain
+        if isinstance(replay._frames, PackedFrames)
     }
     return {
         "env": args.env,
