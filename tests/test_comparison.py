@@ -307,6 +307,43 @@ def test_pictures_name_a_file_by_its_folder_where_that_is_one_teachers() -> None
     assert drawn_names([two, same]) == {None: "scratch", two: "…/mid/dqn.pt", same: "…/mid/ppo.pt"}
 
 
+def test_a_file_near_by_is_named_by_its_folder_too_and_the_hub_by_its_own_name() -> None:
+    near = [f"Breakout-ppo-{name}/ppo_atari_envpool.cleanrl_model" for name in ("weak", "mid")]
+    hub, alone = "cleanrl/Breakout-v5-dqn_atari_jax-seed1", "dqn.cleanrl_model"
+    assert list(drawn_names([*near, hub, alone]).values()) == [
+        "scratch",
+        "Breakout-ppo-weak",
+        "Breakout-ppo-mid",
+        f"{hub[:18]}…{hub[-17:]}",
+        alone,
+    ]
+
+
+def test_long_names_that_begin_and_end_alike_stay_different() -> None:
+    refs = [f"owner/Breakout-v5-with-a-long-name-{letter}-and-a-long-end-seed1" for letter in "ab"]
+    first, second = list(drawn_names(refs).values())[1:]
+    assert first.endswith(" (1)")
+    assert second.endswith(" (2)")
+    assert max(len(first), len(second)) <= 40
+    looks = pictures.looks_of([Method(ref, "qdagger-muesli") for ref in refs])
+    assert len({look.label for look in looks.values()}) == 2
+
+
+@pytest.mark.parametrize("length", [6, 36])
+def test_the_legend_has_every_line_and_stays_inside_the_picture(length: int) -> None:
+    figure, row = pictures._panels([0.36, 0.64])
+    labels = [f"qdagger-muesli from {letter * length}" for letter in "MWmw"]
+    for label in labels:
+        row[1].plot([0, 1], [0, 1], label=label)
+    pictures._lay_out(figure, row, "a title")
+    figure.draw_without_rendering()
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == labels
+    box, page = legend.get_window_extent(), figure.bbox
+    assert box.x1 <= page.x1
+    assert box.y0 >= row[0].get_window_extent().y1
+
+
 def test_long_names_leave_the_matrix_its_room() -> None:
     folder = "/data/" + "checkpoints/" * 8
     rows = [

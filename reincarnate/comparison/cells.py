@@ -17,6 +17,7 @@ from reincarnate.types import Returns
 
 #: Shares of the teacher's return, random play being 0, whose first crossing is told.
 SHARES = (0.5, 0.9, 1.0)
+_FILE_ENDINGS = (".cleanrl_model", ".model", ".pt", ".pth", ".zip", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,33 @@ class Method:
 
 
 def drawn_names(refs: Iterable[str | None]) -> dict[str | None, str]:
-    """Teachers as pictures have room for them: of a file far away its folder, where that is one teacher's."""
+    """Teachers as pictures have room for them, every one different.
+
+    Of a file its folder, where that is one teacher's; of a long name both ends, and a number where several
+    have the same.
+    """
     known = list(dict.fromkeys(ref for ref in refs if ref))
-    short = [Path(ref).parent.name if len(Path(ref).parts) > 3 else ref for ref in known]
+    short = [_folder_of_file(ref) or ref for ref in known]
     told = [
-        name if short.count(name) == 1 else short_path(ref) for ref, name in zip(known, short, strict=True)
+        _both_ends(name if short.count(name) == 1 else short_path(ref))
+        for ref, name in zip(known, short, strict=True)
     ]
-    return {None: "scratch"} | dict(zip(known, told, strict=True))
+    numbered = [
+        f"{name} ({told[:place].count(name) + 1})" if told.count(name) > 1 else name
+        for place, name in enumerate(told)
+    ]
+    return {None: "scratch"} | dict(zip(known, numbered, strict=True))
+
+
+def _folder_of_file(ref: str) -> str | None:
+    """The name of the folder that a checkpoint's file stands in; None for other references."""
+    path = Path(ref)
+    is_file = len(path.parts) > 3 or (path.suffix in _FILE_ENDINGS and ":" not in ref)
+    return path.parent.name or None if is_file else None
+
+
+def _both_ends(name: str) -> str:
+    return name if len(name) <= 36 else f"{name[:18]}…{name[-17:]}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Line styles and markers differ as well as colours, for prints in black and white
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ _REFERENCE_COLOUR = "#4B2E83"
 _REFERENCE_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (6, 1, 1, 1)))
 _RESAMPLES = 500  # of each point of a curve
 _PROFILE_LEVELS = 200
+_PANEL_INCHES = 3.7  # height of a row of panels with what stands below it
+_COLUMN_LETTERS = 44  # what half of the width has room for
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def learning_figure(
     """
     phases = [name for name in ("offline", "online") if any(_split(each)[name] for each in outcomes)]
     widths = [0.36, 0.64] if len(phases) == 2 else [1.0]
-    figure, row = _panels(env, outcomes, looks, widths, len(references))
+    figure, row = _panels(widths)
     for axes, phase in zip(row, phases, strict=False):
         for method, cells in by_method(outcomes).items():
             runs = [_part(cell, phase) for cell in cells]
@@ -136,13 +139,13 @@ def learning_figure(
         row[0].set_xlim(0, max(p.updates for each in outcomes for p in _split(each)["offline"]))
         draw_boundary(row[1])
     row[-1].set_xlim(left=0)
-    _legend(figure, row)
+    _lay_out(figure, row, _title(env, outcomes))
     return figure
 
 
 def time_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look]) -> Figure:
     """Returns over the time that training took; what the offline phase took is dashed, with hollow marks."""
-    figure, row = _panels(env, outcomes, looks, [1.0])
+    figure, row = _panels([1.0])
     axes = row[0]
     longest = max((p.seconds for each in outcomes for p in moments(each)), default=1.0)
     units = (("hours", 3600), ("minutes", 60))
@@ -156,7 +159,7 @@ def time_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Lo
     _levels(axes, outcomes)
     axes.set_xlabel(f"{unit} of training (dashed with hollow marks: the offline phase)")
     axes.set_xlim(left=0)
-    _legend(figure, row)
+    _lay_out(figure, row, _title(env, outcomes))
     return figure
 
 
@@ -239,36 +242,34 @@ def _label(axes: Axes, phase: str) -> None:
     label_counts(axes, last=online)
 
 
-def _panels(
-    env: str,
-    outcomes: Sequence[Outcome],
-    looks: Mapping[Method, Look],
-    widths: Sequence[float],
-    references: int = 0,
-) -> tuple[Figure, list[Axes]]:
-    """Panels in a row with one y-axis, room for the legend above them."""
+def _panels(widths: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """Panels in a row with one y-axis."""
     from matplotlib.figure import Figure
 
-    teachers = {each.method.teacher for each in outcomes if each.method.teacher}
-    entries = len(by_method(outcomes)) + len(teachers) + 1 + references
-    head = 0.62 + 0.165 * ((entries + 1) // 2)
-    inches = 3.7 + head
-    figure = Figure(figsize=(WIDTH_INCHES, inches), facecolor="white")
+    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES), facecolor="white")
     options = {"width_ratios": list(widths), "wspace": 0.0}
     row = list(figure.subplots(1, len(widths), sharey=True, squeeze=False, gridspec_kw=options)[0])
-    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=1 - head / inches)
-    seeds = len({each.seed for each in outcomes})
-    title = f"{env}: interquartile mean of {seeds} {'seed' if seeds == 1 else 'seeds'}, 95 % intervals"
-    figure.text(0.1, 1 - 0.1 / inches, _plain(title), size=11, weight="bold", va="top")
     for axes in row:
         style(axes)
     row[0].set_ylabel("return per game (raw score)")
     return figure, row
 
 
-def _legend(figure: Figure, row: Sequence[Axes]) -> None:
+def _title(env: str, outcomes: Sequence[Outcome]) -> str:
+    seeds = len({each.seed for each in outcomes})
+    return f"{env}: interquartile mean of {seeds} {'seed' if seeds == 1 else 'seeds'}, 95 % intervals"
+
+
+def _lay_out(figure: Figure, row: Sequence[Axes], title: str) -> None:
+    """The title, the legend below it, and the panels below that: the figure is as high as they need."""
     entries = legend_entries(reversed(row))  # the online phase has them all
-    write_legend(figure, entries, 0.32, handlelength=2.6)
+    columns = 2 if max(map(len, entries)) <= _COLUMN_LETTERS else 1
+    head = 0.62 + 0.165 * math.ceil(len(entries) / columns)
+    inches = _PANEL_INCHES + head
+    figure.set_figheight(inches)
+    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=1 - head / inches)
+    figure.text(0.1, 1 - 0.1 / inches, _plain(title), size=11, weight="bold", va="top")
+    write_legend(figure, entries, 0.32, columns, handlelength=2.6)
 
 
 # ---------------------------------------------------------------- profiles and matrix
@@ -285,10 +286,8 @@ def profiles_figure(
     low, high = min(0.0, *values), max(1.0, *values)
     margin = 0.05 * (high - low)  # every profile begins at 1 and ends at 0
     levels = np.linspace(low - margin, high + margin, _PROFILE_LEVELS)
-    inches = 4.0 + 0.2 * ((len(methods) + 1) // 2)
-    figure = Figure(figsize=(WIDTH_INCHES, inches), facecolor="white")
+    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES), facecolor="white")
     axes = figure.subplots()
-    figure.subplots_adjust(left=0.1, right=0.97, bottom=0.55 / inches, top=3.55 / inches)
     for method, scores in methods.items():
         found, look = stats.profile(scores, list(levels)), looks[method]
         axes.fill_between(levels, found.low, found.high, color=look.colour, alpha=0.16, lw=0, step="post")
@@ -307,9 +306,7 @@ def profiles_figure(
     axes.set_ylabel("share of runs with a higher score")
     axes.set_ylim(-0.03, 1.03)
     style(axes)
-    title = "Performance profiles with pointwise 95 % intervals"
-    figure.text(0.1, 1 - 0.1 / inches, title, size=11, weight="bold", va="top")
-    _legend(figure, [axes])
+    _lay_out(figure, [axes], "Performance profiles with pointwise 95 % intervals")
     return figure
 
 
@@ -335,7 +332,8 @@ def matrix_figure(summary: Sequence[Mapping[str, Any]]) -> Figure:
     axes.spines[:].set_visible(False)
     for row in summary:
         _write_cell(axes, rows.index(row["teacher"]), columns.index(row["student"]), row)
-    axes.set_title("Interquartile mean score, 95 % interval, runs", size=11, weight="bold", loc="left")
+    title = "Interquartile mean score, 95 % interval, runs"
+    figure.suptitle(title, size=11, weight="bold", x=0.02, horizontalalignment="left")
     axes.set(xlabel="student", ylabel="teacher")
     figure.colorbar(image, ax=axes, label="score", extend="both")
     return figure

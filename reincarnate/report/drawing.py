@@ -52,15 +52,15 @@ def legend_entries(row: Iterable[Axes]) -> dict[str, Any]:
 
 
 def write_legend(
-    figure: Figure, entries: Mapping[str, Any], below_top_inches: float, **spacing: float
+    figure: Figure, entries: Mapping[str, Any], below_top_inches: float, columns: int = 2, **spacing: float
 ) -> None:
-    """Two columns above the panels, where they hide nothing."""
+    """Above the panels, where they hide nothing."""
     figure.legend(
         list(entries.values()),
         list(entries),
         loc="upper left",
         bbox_to_anchor=(0.093, 1 - below_top_inches / figure.get_figheight()),
-        ncols=2,
+        ncols=columns,
         frameon=False,
         fontsize=8.5,
         borderaxespad=0.0,
