@@ -259,7 +259,8 @@ def test_report_of_one_run_is_its_own_report(tmp_path: Path) -> None:
 
 
 def test_report_of_no_run_is_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["report", str(tmp_path), str(tmp_path)])
+    (tmp_path / "other").mkdir()
+    result = CliRunner().invoke(main, ["report", str(tmp_path), str(tmp_path / "other")])
     assert result.exit_code == 2
     assert "holds no run with a result yet" in result.stderr
 

@@ -109,8 +109,9 @@ def compare(
     """
     refuse_several("a comparison")
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
-    if not chosen or (jobs is not None and jobs < 1):
-        raise UserError(f"a comparison takes at least one seed and one job, got {len(chosen)} and {jobs}")
+    if not chosen:
+        raise UserError("a comparison takes at least one seed (--seeds)")
+    _check_jobs(jobs)
     folder = Path(out) if out is not None else Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     _refuse_used(folder)
     launcher = (launch or Launch()).make(folder, jobs, announce)
@@ -138,6 +139,7 @@ def resume(
         Stopped: Ctrl-C.
     """
     refuse_several("a comparison")
+    _check_jobs(jobs)
     where = Path(folder)
     grid = Grid.load(where)
     launcher = (launch or Launch()).make(where, jobs, announce)
@@ -158,6 +160,7 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     """
     outcomes: list[Outcome] = []
     paths = [Path(folder) for folder in folders]
+    _refuse_twice(paths)
     ours = (GRID_FILE, "result.json")
     logs = [path for path in paths if not any((path / name).exists() for name in ours) and is_log(path)]
     runs = [path for path in paths if path not in logs]
@@ -166,6 +169,8 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     for path in runs:
         is_grid = (path / GRID_FILE).is_file()
         outcomes += of_grid(path, Grid.load(path), {}) if is_grid else of_runs([path])
+    _refuse_twice([outcome.run for outcome in outcomes])
+    _refuse_one_name(outcomes)
     references = read_references(logs, {outcome.env for outcome in outcomes})
     single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
     where = Path(out) if out is not None else paths[0] if single else Path("report")
@@ -203,6 +208,34 @@ def _write(
     document = build(outcomes, folder, references)
     written = results.write(folder, document, outcomes, references)
     return Comparison(folder, document, failed, tuple(written), tuple(outcomes))
+
+
+def _check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise UserError(f"a comparison takes at least one job, got --jobs {jobs}")
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    """A run that counts twice would make a difference look surer than it is."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UserError(f"{path} is given more than once; every run counts once")
+        seen.add(path.resolve())
+
+
+def _refuse_one_name(outcomes: Sequence[Outcome]) -> None:
+    """Two teachers of one reference (``./model.pt`` of two folders) would become one."""
+    known: dict[tuple[str, str], Outcome] = {}
+    for outcome in outcomes:
+        if outcome.data is not None and outcome.method.teacher is not None:
+            first = known.setdefault((outcome.method.teacher, outcome.env), outcome)
+            one, other = (each.data and each.data.result["teacher"]["sha256"] for each in (first, outcome))
+            if one != other:
+                raise UserError(
+                    f"{outcome.method.teacher} is another file in {outcome.run} than in {first.run}; "
+                    "report the runs of each teacher apart"
+                )
 
 
 def _refuse_used(folder: Path) -> None:

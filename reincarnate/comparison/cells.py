@@ -33,6 +33,16 @@ class Method:
         return f"{self.student} from {short_path(self.teacher) if self.teacher else 'scratch'}"
 
 
+def distinct_names(methods: Iterable[Method]) -> dict[Method, str]:
+    """Names of methods; with the whole reference where a shortened one would be another's too."""
+    known = list(methods)
+    short = [method.name for method in known]
+    return {
+        method: method.name if short.count(method.name) == 1 else f"{method.student} from {method.teacher}"
+        for method in known
+    }
+
+
 def drawn_names(refs: Iterable[str | None]) -> dict[str | None, str]:
     """Teachers as pictures have room for them, every one different.
 
@@ -125,10 +135,18 @@ def _of_cell(cell: Cell, run: Path, error: str | None) -> Outcome:
     data = None
     if (run / "result.json").is_file():
         try:
-            data = read_run(run)
+            data = _of_this_cell(cell, read_run(run))
         except UserError as damaged:
             error = error or str(damaged)
     return Outcome(Method(cell.teacher, cell.student), cell.env, cell.seed, run, data, error)
+
+
+def _of_this_cell(cell: Cell, data: RunData) -> RunData:
+    """Unless somebody put another run in its folder."""
+    found = (data.result["student"]["name"], data.result["env"], data.result["seed"])
+    if found != (cell.student, cell.env, cell.seed):
+        raise UserError(f"{data.directory} holds a run of {found[0]} in {found[1]}, seed {found[2]}")
+    return data
 
 
 def of_runs(folders: Sequence[Path]) -> list[Outcome]:

@@ -21,6 +21,7 @@ from reincarnate.comparison.cells import (
     Method,
     Outcome,
     described_teacher,
+    distinct_names,
     first_reaching,
     moments,
     relative,
@@ -53,8 +54,10 @@ class Scale:
 def build(outcomes: Sequence[Outcome], folder: Path, references: Sequence[Reference] = ()) -> dict[str, Any]:
     """The whole document; paths are relative to ``folder``."""
     scales = scales_of(outcomes)
-    summary = [_summary(method, cells, scales) for method, cells in by_method(outcomes).items()]
-    pairs = _pairs(by_method(outcomes), scales, lambda method: method.name)
+    methods = by_method(outcomes)
+    names = distinct_names(methods)
+    summary = [_summary(method, names[method], cells, scales) for method, cells in methods.items()]
+    pairs = _pairs(methods, scales, lambda method: names[method])
     students = _students(outcomes, scales)
     return {
         "format": FORMAT,
@@ -117,7 +120,7 @@ def _scale(env: str, outcomes: Sequence[Outcome]) -> Scale | None:
     best, name = None, ""
     for method, cells in by_method([outcome for outcome in outcomes if outcome.method.teacher]).items():
         teacher = pooled(cells, "teacher")
-        if teacher is not None and teacher.mean > max(random.mean, best or -math.inf):
+        if teacher is not None and teacher.mean > (random.mean if best is None else best):
             best, name = teacher.mean, str(method.teacher)
     if best is not None:
         return Scale(random.mean, best, name, of_teacher=True)
@@ -202,9 +205,9 @@ def _reference(reference: Reference, outcomes: Sequence[Outcome]) -> dict[str, A
     return reference.to_dict(max((point.agent_steps for run in runs for point in moments(run)), default=0))
 
 
-def _summary(method: Method, cells: Sequence[Outcome], scales: dict[str, Scale]) -> dict[str, Any]:
+def _summary(method: Method, name: str, cells: Sequence[Outcome], scales: dict[str, Scale]) -> dict[str, Any]:
     return {
-        "name": method.name,
+        "name": name,
         "teacher": method.teacher,
         "student": method.student,
         "envs": sorted({cell.env for cell in cells}),

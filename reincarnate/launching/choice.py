@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,8 +43,8 @@ class Launch:
             raise UserError(f"no launcher {self.launcher!r}; known are {', '.join(NAMES)}")
         if self.cpus_per_cell is not None and self.cpus_per_cell < 1:
             raise UserError(f"--cpus-per-cell {self.cpus_per_cell}: a cell takes at least one")
-        if self.gpus_per_cell is not None and self.gpus_per_cell < 0:
-            raise UserError(f"--gpus-per-cell {self.gpus_per_cell:g}: that is less than none")
+        if self.gpus_per_cell is not None and not 0 <= self.gpus_per_cell < math.inf:
+            raise UserError(f"--gpus-per-cell {self.gpus_per_cell:g}: give a number, 0 or more")
         of_others: dict[str, tuple[object, Name]] = {
             "--ray-address": (self.ray_address, "ray"),
             "--slurm": (self.slurm, "slurm"),

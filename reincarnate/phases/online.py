@@ -113,6 +113,7 @@ class _Online:
                 bar.update(state.agent_steps, **self._numbers)
             self._learn()  # the last ones due
             self._log()
+            self._warn_unless_learnt()
             self._clock.tick()
 
     def _evaluated_already(self) -> bool:
@@ -135,6 +136,14 @@ class _Online:
                 f"warning: learning starts at {self._config.learning_starts_agent_steps} agent steps and the "
                 f"online phase has {self._config.agent_steps}: no update will be made there; set "
                 "online.learning_starts_agent_steps"
+            )
+
+    def _warn_unless_learnt(self) -> None:
+        learning = self._config.agent_steps > self._config.learning_starts_agent_steps
+        if learning and self._state.updates == 0:
+            self._stage.progress.say(
+                "warning: the online phase made no update: D_S never held what one takes "
+                "(its batch or sequences are longer than the buffer or the phase)"
             )
 
     def _step(self, rollout: Rollout) -> None:

@@ -14,6 +14,7 @@ from reincarnate import seeds
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
 from reincarnate.device import Precision
+from reincarnate.errors import UserError
 from reincarnate.logger import RunLogger
 from reincarnate.progress import Progress
 from reincarnate.ranks import ALONE, Ranks
@@ -172,6 +173,11 @@ def snapshot(stage: Stage, name: str) -> None:
 def save_student(stage: Stage, path: Path) -> None:
     """The student in the native format, with its return: ready to be the next run's teacher."""
     student, teacher = stage.student, stage.teacher
+    if not all(bool(value.isfinite().all()) for value in student.network.state_dict().values()):
+        raise UserError(
+            "the student's weights are NaN or infinite: training has diverged; start again with a lower "
+            "optimizer.learning_rate, or with loss weights nearer to the preset's"
+        )
     spec = TeacherSpec(
         env=stage.spec,
         outputs=student.outputs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,9 +116,31 @@ def read_run(directory: Path | str) -> RunData:
         raise UserError(f"{folder / 'result.json'} is damaged: {', '.join(wrong)} missing or of another type")
     teacher = _object(folder / "teacher.json") if result.get("teacher") else None
     config = _object(folder / "config.json")
-    return RunData(
+    data = RunData(
         folder, result, config, teacher, Curves.load(folder / "curves.json"), _student_spec(folder)
     )
+    _refuse_damaged(data)
+    return data
+
+
+def _refuse_damaged(data: RunData) -> None:
+    """Below the top level: what reports read must be there, and returns must be numbers."""
+    result = data.result
+    try:
+        returns = [data.returns(name) for name in ("teacher", "random", "offline", "final")]
+        sound = all(math.isfinite(score) for each in returns if each for score in (each.mean, *each.returns))
+        seconds = [result["phases"][name]["seconds"] for name in ("collect", "offline", "online")]
+        counts = [result["phases"]["offline"]["updates"], result["phases"]["online"]["agent_steps"]]
+        counts += [result["buffers"]["teacher"]["agent_steps"], int(result["seed"])]
+        normalized = [result["student"]["teacher_normalized"][name] for name in ("offline", "final")]
+        sound &= all(value is None or math.isfinite(value) for value in [*seconds, *counts, *normalized])
+        sound &= isinstance(result["student"]["name"], str) and isinstance(result["distill"], dict)
+        if result["teacher"] is not None:
+            sound &= all(isinstance(result["teacher"][name], str) for name in ("ref", "sha256"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise UserError(f"{data.directory / 'result.json'} is damaged: a part is missing or of another type")
 
 
 def short_path(text: str) -> str:

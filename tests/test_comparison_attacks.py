@@ -1,0 +1,131 @@
+"""Comparisons of damaged, foreign, repeated and alike-named runs: one line, or counted rightly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reincarnate.comparison import report_runs, resume
+from reincarnate.comparison.cells import of_grid, of_runs
+from reincarnate.comparison.document import build
+from reincarnate.comparison.grid import Grid
+from reincarnate.errors import UserError
+from reincarnate.launching.cell import Cell, cell_folder
+from reincarnate.launching.choice import Launch
+from reincarnate.report import read_run
+
+from compared_runs import make_run
+
+
+def edit(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    result = json.loads((run / "result.json").read_text())
+    change(result)
+    (run / "result.json").write_text(json.dumps(result))
+
+
+def cell_of(seed: int = 1, env: str = "Breakout-v5", student: str = "qdagger-dqn") -> Cell:
+    return Cell(f"cell-s{seed}", "bundled/Breakout-dqn", student, env, seed, True, ())
+
+
+def grid_of(*cells: Cell) -> Grid:
+    return Grid(cells, (), {}, "quick")
+
+
+def test_the_verdict_tells_teachers_apart_whose_short_names_are_one(tmp_path: Path) -> None:
+    best, worst, between = "/home/x/two/models/t.pt", "/home/x/one/models/t.pt", "C"
+    made = [
+        make_run(tmp_path / f"{letter}{seed}", final + seed, seed=seed, ref=ref)
+        for letter, ref, final in (("w", worst, 10.0), ("b", best, 90.0), ("c", between, 50.0))
+        for seed in range(5)
+    ]
+    document = build(of_runs(made), tmp_path)
+    names = [row["name"] for row in document["summary"]]
+    assert len(set(names)) == 3
+    assert names[1] == f"qdagger-dqn from {best}"
+    assert document["verdict"][0].startswith(f"Highest: qdagger-dqn from {best}, ")
+    told = " ".join(document["verdict"][1:])
+    assert f"It beats qdagger-dqn from {worst}: a run of it wins with probability 1.00" in told
+    assert "It beats qdagger-dqn from C: a run of it wins with probability 1.00" in told
+
+
+def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path / "a", 50.0), make_run(tmp_path / "b", 40.0, seed=2)
+    (tmp_path / "link").symlink_to(run)
+    with pytest.raises(UserError, match=r"link is given more than once; every run counts once"):
+        report_runs([run, other, tmp_path / "link"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_files_of_one_reference_are_not_pooled(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, 50.0, seed=seed, ref="t.pt") for name, seed in (("a", 1), ("b", 2))]
+    edit(runs[1], lambda result: result["teacher"].update(sha256="cd" * 32))
+    with pytest.raises(UserError, match=r"t\.pt is another file in .*b than in .*a; report the runs"):
+        report_runs(runs, tmp_path / "out")
+
+
+def test_a_strongest_teacher_of_return_0_is_the_scale(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "a", -5.0, ref="A", teacher=0.0, random=-20.0),
+        make_run(tmp_path / "b", -5.0, ref="B", teacher=-10.0, random=-20.0),
+    ]
+    document = build(of_runs(runs), tmp_path)
+    assert document["scales"]["Breakout-v5"] == {"zero": -20.0, "one": 0.0, "one_is": "A"}
+    assert [cell["score"] for cell in document["cells"]] == [0.75, 0.75]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda result: result["student"].update(final_return="much"),
+        lambda result: result["student"]["final_return"].update(mean="much"),
+        lambda result: result["student"]["final_return"].update(mean=float("nan")),
+        lambda result: result["student"].pop("final_return"),
+        lambda result: result["student"].pop("teacher_normalized"),
+        lambda result: result.pop("random"),
+        lambda result: result.update(phases={}),
+        lambda result: result["phases"].update(online=[]),
+        lambda result: result["phases"]["offline"].update(seconds="long"),
+        lambda result: result.update(teacher="bundled/Breakout-dqn"),
+        lambda result: result.update(teacher={}),
+        lambda result: result.update(buffers={}),
+        lambda result: result.update(seed="one"),
+    ],
+)
+def test_damage_below_the_top_level_fails_its_cell_alone(
+    change: Callable[..., object], tmp_path: Path
+) -> None:
+    cells = (cell_of(1), cell_of(2))
+    for cell in cells:
+        make_run(cell_folder(tmp_path, cell), 50.0, seed=cell.seed)
+    broken = cell_folder(tmp_path, cells[0])
+    edit(broken, change)
+    with pytest.raises(UserError, match=r"result\.json.* is damaged") as raised:
+        read_run(broken)
+    assert "\n" not in str(raised.value)
+    first, second = of_grid(tmp_path, grid_of(*cells), {})
+    assert (first.status, second.status) == ("failed", "done")
+    assert build([first, second], tmp_path)["summary"][0]["n"] == 1
+
+
+@pytest.mark.parametrize("other", [{"seed": 2}, {"env": "Pong-v5"}, {"student": "dqn"}])
+def test_a_cell_that_holds_another_run_is_not_counted(other: dict[str, Any], tmp_path: Path) -> None:
+    make_run(cell_folder(tmp_path, cell_of()), 50.0, **other)
+    (outcome,) = of_grid(tmp_path, grid_of(cell_of()), {})
+    assert outcome.status == "failed"
+    assert "holds a run of" in str(outcome.error)
+
+
+@pytest.mark.parametrize("jobs", [0, -3])
+def test_going_on_with_no_job_is_refused(jobs: int, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"at least one job, got --jobs {jobs}"):
+        resume(tmp_path, jobs=jobs)
+
+
+@pytest.mark.parametrize("gpus", [float("nan"), float("inf"), -1.0])
+def test_shares_of_gpus_are_numbers(gpus: float) -> None:
+    with pytest.raises(UserError, match="--gpus-per-cell"):
+        Launch(gpus_per_cell=gpus)
