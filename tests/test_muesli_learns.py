@@ -109,7 +109,7 @@ def test_the_game_without_velocities_shows_none_and_is_cartpole_otherwise() -> N
 
 
 # ------------------------------------------------------------ whole runs
-# The bars of the issue. Not every seed meets them yet, and docs/students/muesli.md says which do.
+# Bars that the seeds of docs/students/muesli.md meet.
 
 SEEDS = pytest.mark.parametrize("seed", [1, 2, 3])
 
