@@ -22,11 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 2_000
-#: Of the sample sizes that :func:`more_runs_needed` computes.
+#: Of the sample sizes that :func:`more_seeds_needed` computes.
 POWER = 0.8
-#: Runs of each side below which no exact rank test reaches 5 %: two sides of three that do not overlap have
-#: p = 2 / C(6, 3) = 0.1, and the bootstrap of runs that all won has no width whatever their number.
-FEWEST_RUNS = 4
 _SEED = 0
 
 
@@ -105,22 +102,40 @@ def probability_of_improvement(ours: Scores, theirs: Scores, resamples: int = RE
     return Estimate(value, _interval(np.mean(drawn, axis=0)), n)
 
 
-def more_runs_needed(improvement: Estimate, runs_per_side: int) -> int | None:
-    """How many more runs of each side would decide which is better; None where no number would.
+def more_seeds_needed(improvement: Estimate, runs: Sequence[tuple[int, int]]) -> int | None:
+    """How many more runs of each side in each task would decide which is better; None where no number would.
 
     Noether's sample size for the Wilcoxon-Mann-Whitney test (1987) at level 5 % and power 80 %, if the
-    probability stays what it is: 0 where the interval already excludes one half. Never fewer in all than
-    :data:`FEWEST_RUNS` of each side.
+    probability stays what it is: 0 where the interval already excludes one half. Never fewer than
+    :func:`lacking_runs` says.
+
+    Args:
+        improvement: of :func:`probability_of_improvement`.
+        runs: of every common task, how many runs ours and theirs are.
     """
-    lacking = max(0, FEWEST_RUNS - runs_per_side)
+    lacking = lacking_runs(runs)
     if improvement.ci95 is not None and not improvement.ci95[0] <= 0.5 <= improvement.ci95[1]:
         return lacking
     distance = abs(improvement.value - 0.5)
     if distance < 1e-9:
         return None
     normal = scipy.stats.norm.ppf
-    needed = float((normal(0.5 + CONFIDENCE / 2) + normal(POWER)) ** 2 / (6 * distance**2))
-    return max(1, lacking, math.ceil(needed) - runs_per_side)
+    needed: int = math.ceil((normal(0.5 + CONFIDENCE / 2) + normal(POWER)) ** 2 / (6 * distance**2))
+    fewer: int = min(sum(side) for side in zip(*runs, strict=True))
+    more: int = math.ceil((needed - fewer) / len(runs))
+    return max(1, lacking, more)
+
+
+def lacking_runs(runs: Sequence[tuple[int, int]]) -> int:
+    """How many more runs of each side in each task it takes until any exact rank test can reach 5 %.
+
+    Two sides of three in one task that do not overlap have p = 2 / C(6, 3) = 0.1, and the bootstrap of runs
+    that all won has no width whatever their number. Tasks are permuted apart: their chances multiply.
+    """
+    more = 0
+    while 2 / math.prod(math.comb(a + b + 2 * more, a + more) for a, b in runs) > 1 - CONFIDENCE:
+        more += 1
+    return more
 
 
 def _samples(scores: Scores) -> list[Floats]:

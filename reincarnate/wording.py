@@ -33,3 +33,8 @@ def printable(text: str) -> str:
     """Without control characters, but for line ends: names out of other people's files land on a terminal."""
     kept = text.replace("\t", " ")
     return "".join(c for c in kept if c == "\n" or not unicodedata.category(c).startswith("C"))
+
+
+def encodable(text: str) -> str:
+    """With a backslash in place of the lone surrogates by which Python reads paths that are no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

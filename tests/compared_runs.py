@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,16 @@ def make_run(
     online: Sequence[float] = (),
     status: str = "done",
     timed: bool = True,
+    sha256: str | None = None,
+    act: str = "epsilon=0.01",
+    settings: Mapping[str, Any] | None = None,
+    rules: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Evaluations: ``offline`` after 100 updates; ``online``, then ``final``, evenly in 1,000 steps."""
+    """Evaluations: ``offline`` after 100 updates; ``online``, then ``final``, evenly in 1,000 steps.
+
+    Every ``ref`` is another file unless ``sha256`` is given; ``settings`` (nested) go into ``config.json``,
+    ``rules`` into the EnvSpec of ``teacher.json``.
+    """
     folder.mkdir(parents=True)
     g_t, g_random = (games(teacher) if teacher is not None else None), games(random)
     curves = Curves(teacher=g_t, random=g_random)
@@ -45,7 +55,8 @@ def make_run(
             "online", round(250 * share), round(1000 * share), "epsilon=0.01", games(value), seconds
         )
     curves.save(folder / "curves.json")
-    described = {"ref": ref, "resolved": ref, "revision": None, "sha256": "ab" * 32, "format": "native"}
+    sha256 = sha256 or hashlib.sha256(os.fsencode(ref)).hexdigest()
+    described = {"ref": ref, "resolved": ref, "revision": None, "sha256": sha256, "format": "native"}
 
     def normalized(value: float | None) -> float | None:
         return None if value is None or teacher is None else (value - random) / (teacher - random)
@@ -54,7 +65,7 @@ def make_run(
         "format": 1,
         "status": status,
         "env": env,
-        "teacher": g_t and described | {"act": "epsilon=0.01", "return": g_t.to_dict(), "reported": None},
+        "teacher": g_t and described | {"act": act, "return": g_t.to_dict(), "reported": None},
         "random": g_random.to_dict(),
         "student": {
             "name": student,
@@ -84,7 +95,7 @@ def make_run(
         "versions": {},
     }
     (folder / "result.json").write_text(json.dumps(result))
-    (folder / "config.json").write_text(json.dumps({"student": student, "seed": seed}))
+    (folder / "config.json").write_text(json.dumps({"student": student, "seed": seed} | dict(settings or {})))
     if g_t:
-        (folder / "teacher.json").write_text(json.dumps(described))
+        (folder / "teacher.json").write_text(json.dumps(described | {"env": dict(rules or {})}))
     return folder

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from filelock import FileLock
 
+from reincarnate import export_teacher
 from reincarnate.cli import main
 from reincarnate.comparison import compare
 from reincarnate.comparison.grid import Grid, plan
@@ -135,6 +136,13 @@ def test_a_grid_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_what_no_run_would_accept_is_refused_before_any_starts(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         small_plan(**changes)
+
+
+def test_one_policy_in_two_files_is_refused(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    export_teacher(TEACHER, "native", copy)
+    with pytest.raises(UserError, match=r"CartPole-dqn and .*copy\.safetensors are the same policy"):
+        small_plan(teachers=[TEACHER, str(copy)])
 
 
 def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path: Path) -> None:

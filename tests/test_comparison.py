@@ -15,8 +15,9 @@ from reincarnate.atari_scores import human_normalized, known_games
 from reincarnate.cli import main
 from reincarnate.cli.teachers import table as cli_table
 from reincarnate.comparison import pages, pictures, report_runs
+from reincarnate.comparison.baselines import Baselines
 from reincarnate.comparison.cells import Method, Outcome, drawn_names, moments, of_runs
-from reincarnate.comparison.document import build, scales_of, sentence
+from reincarnate.comparison.document import build, sentence
 from reincarnate.errors import UserError
 
 from compared_runs import make_run
@@ -200,12 +201,12 @@ def test_pictures_and_page_are_written_for_every_kind(runs: list[Path], tmp_path
 def test_teacher_levels_and_phases_are_in_the_pictures(runs: list[Path]) -> None:
     outcomes = of_runs(runs)
     looks = pictures.looks_of([outcome.method for outcome in outcomes[:3]])
-    figure = pictures.learning_figure("Breakout-v5", outcomes, looks)
+    figure = pictures.learning_figure("Breakout-v5", outcomes, looks, Baselines.of(outcomes))
     assert len(figure.axes) == 2  # offline, online
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {f"teacher {STRONG}: 60.0", f"teacher {WEAK}: 35.0", "random play: 10.0"} <= set(labels)
     assert {look.label for look in looks.values()} <= set(labels)
-    time = pictures.time_figure("Breakout-v5", outcomes, looks)
+    time = pictures.time_figure("Breakout-v5", outcomes, looks, Baselines.of(outcomes))
     dashed = [line for line in time.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert len(dashed) == 2  # the two that learn offline
     assert "minutes" in time.axes[0].get_xlabel()
@@ -217,7 +218,7 @@ def test_profiles_begin_at_1_and_end_at_0(tmp_path: Path) -> None:
             for seed in (1, 2, 3)]  # fmt: skip
     outcomes = of_runs([*runs, make_run(tmp_path / "q", 61.0)])
     looks = pictures.looks_of([outcome.method for outcome in outcomes[2:]])
-    figure = pictures.profiles_figure(outcomes, scales_of(outcomes), looks)
+    figure = pictures.profiles_figure(outcomes, Baselines.of(outcomes).scales, looks)
     lines = [line.get_ydata() for line in figure.axes[0].lines]
     assert [(shares[0], shares[-1]) for shares in lines] == [(1.0, 0.0), (1.0, 0.0)]
 
@@ -348,7 +349,14 @@ def test_the_legend_has_every_line_and_stays_inside_the_picture(length: int) -> 
 def test_long_names_leave_the_matrix_its_room() -> None:
     folder = "/data/" + "checkpoints/" * 8
     rows = [
-        {"teacher": f"{folder}{name}/model.pt", "student": student, "iqm": 0.5, "ci95": [0.4, 0.6], "n": 3}
+        {
+            "teacher": f"{folder}{name}/model.pt",
+            "student": student,
+            "variant": None,
+            "iqm": 0.5,
+            "ci95": [0.4, 0.6],
+            "n": 3,
+        }
         for name in ("weak", "mid")
         for student in ("qdagger-dqn", "qdagger-muesli")
     ]

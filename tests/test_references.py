@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from reincarnate.cli import main
 from reincarnate.comparison import pictures, report_runs
+from reincarnate.comparison.baselines import Baselines
 from reincarnate.comparison.cells import of_runs
 from reincarnate.comparison.references import Log, Reference, read_references
 from reincarnate.errors import UserError
@@ -98,7 +99,7 @@ def test_the_picture_names_training_returns_and_keeps_its_axis(runs: list[Path],
     outcomes = of_runs(runs)
     looks = pictures.looks_of([outcomes[0].method])
     references = read_references([cleanrl], ["Breakout-v5"])
-    figure = pictures.learning_figure("Breakout-v5", outcomes, looks, references)
+    figure = pictures.learning_figure("Breakout-v5", outcomes, looks, Baselines.of(outcomes), references)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "dqn_atari (training returns, 2 runs)" in labels
     assert figure.axes[1].get_xlim()[1] < 1_200

@@ -12,7 +12,8 @@ from reincarnate.stats import (
     Estimate,
     aggregate,
     interquartile_mean,
-    more_runs_needed,
+    lacking_runs,
+    more_seeds_needed,
     probability_of_improvement,
     profile,
 )
@@ -87,20 +88,34 @@ def test_what_is_no_score_is_refused(scores: dict[str, list[float]]) -> None:
 
 
 def test_more_runs_are_asked_for_until_the_sides_are_told_apart() -> None:
-    assert more_runs_needed(Estimate(0.9, (0.7, 1.0), 20), 10) == 0
-    assert more_runs_needed(Estimate(0.5, (0.2, 0.8), 20), 10) is None
+    assert more_seeds_needed(Estimate(0.9, (0.7, 1.0), 20), [(10, 10)]) == 0
+    assert more_seeds_needed(Estimate(0.5, (0.2, 0.8), 20), [(10, 10)]) is None
     # Noether: (1.96 + 0.84)^2 / (6 * 0.2^2) = 32.7 runs of each side
-    assert more_runs_needed(Estimate(0.7, (0.4, 0.9), 20), 10) == 33 - 10
-    assert more_runs_needed(Estimate(0.95, (0.5, 1.0), 4), 40) == 1
+    assert more_seeds_needed(Estimate(0.7, (0.4, 0.9), 20), [(10, 10)]) == 33 - 10
+    assert more_seeds_needed(Estimate(0.95, (0.5, 1.0), 4), [(40, 40)]) == 1
+    # Over two environments they are shared out: 23 more runs are 12 seeds.
+    assert more_seeds_needed(Estimate(0.7, (0.4, 0.9), 20), [(5, 5), (5, 6)]) == 12
 
 
 def test_three_runs_that_all_won_decide_nothing() -> None:
     three = probability_of_improvement({"a": [3.0, 4.0, 5.0]}, {"a": [0.0, 1.0, 2.0]})
     assert (three.value, three.ci95) == (1.0, (1.0, 1.0))
     assert scipy.stats.mannwhitneyu([3, 4, 5], [0, 1, 2], method="exact").pvalue > 0.05
-    assert more_runs_needed(three, 3) == 1
+    assert more_seeds_needed(three, [(3, 3)]) == 1
     assert scipy.stats.mannwhitneyu([4, 5, 6, 7], [0, 1, 2, 3], method="exact").pvalue < 0.05
-    assert more_runs_needed(three, 4) == 0
+    assert more_seeds_needed(three, [(4, 4)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("runs", "lacking"),
+    [([(4, 4)], 0), ([(3, 3)], 1), ([(1, 1)], 3), ([(2, 2)] * 2, 1), ([(2, 2)] * 3, 0), ([(1, 1)] * 6, 0),
+     ([(1, 40)], 0), ([(1, 38)], 1)],
+)  # fmt: skip
+def test_runs_are_too_few_where_no_permutation_of_them_reaches_the_level(
+    runs: list[tuple[int, int]], lacking: int
+) -> None:
+    """Two environments with two seeds each: 2 / (6 x 6) = 0.056, although they are four runs of each."""
+    assert lacking_runs(runs) == lacking
 
 
 def test_that_many_runs_do_decide_it() -> None:

@@ -68,7 +68,7 @@ def compare(
         launcher, cpus_per_cell, gpus_per_cell, ray_address, slurm=options, wait=not no_wait
     )
     if resume is not None:
-        if teachers or students or seeds or preset or env or settings or out:
+        if teachers or students or seeds is not None or preset or env or settings or out:
             raise UserError(
                 "--resume goes on with the comparison as it was planned; pass where to run it at most"
             )

@@ -20,6 +20,7 @@ from reincarnate.comparison.cells import Outcome, of_grid, of_runs
 from reincarnate.comparison.document import build
 from reincarnate.comparison.grid import Grid
 from reincarnate.comparison.references import Reference, is_log, read_references
+from reincarnate.comparison.variants import told_apart
 from reincarnate.errors import UserError
 from reincarnate.launching.choice import Launch, Launcher
 from reincarnate.ranks import refuse_several
@@ -152,11 +153,14 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
 
     Args:
         folders: runs or comparisons; cells of a comparison that are not finished are told and not counted.
+            Runs of one student with different settings are methods of their own; one policy that was named
+            in two ways is one teacher.
             TensorBoard logs of CleanRL or Stable-Baselines3 among them are reference curves.
         out: where to write; a single comparison's own folder, or ``report``, unless given.
 
     Raises:
-        UserError: no run there, or a file of it is damaged.
+        UserError: no run there, or a file of it is damaged; teachers that cannot be told apart, or were
+            measured under different acting rules.
     """
     outcomes: list[Outcome] = []
     paths = [Path(folder) for folder in folders]
@@ -170,7 +174,7 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
         is_grid = (path / GRID_FILE).is_file()
         outcomes += of_grid(path, Grid.load(path), {}) if is_grid else of_runs([path])
     _refuse_twice([outcome.run for outcome in outcomes])
-    _refuse_one_name(outcomes)
+    outcomes = told_apart(outcomes)
     references = read_references(logs, {outcome.env for outcome in outcomes})
     single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
     where = Path(out) if out is not None else paths[0] if single else Path("report")
@@ -190,7 +194,7 @@ def track_runs(
     Raises:
         UserError: as :meth:`Comparison.track`; no run there, or a file of it is damaged.
     """
-    outcomes, folder = of_runs([Path(each) for each in folders]), Path(where)
+    outcomes, folder = told_apart(of_runs([Path(each) for each in folders])), Path(where)
     trackers.track(tracker, folder, build(outcomes, folder), outcomes, announce)
 
 
@@ -222,20 +226,6 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
         if path.resolve() in seen:
             raise UserError(f"{path} is given more than once; every run counts once")
         seen.add(path.resolve())
-
-
-def _refuse_one_name(outcomes: Sequence[Outcome]) -> None:
-    """Two teachers of one reference (``./model.pt`` of two folders) would become one."""
-    known: dict[tuple[str, str], Outcome] = {}
-    for outcome in outcomes:
-        if outcome.data is not None and outcome.method.teacher is not None:
-            first = known.setdefault((outcome.method.teacher, outcome.env), outcome)
-            one, other = (each.data and each.data.result["teacher"]["sha256"] for each in (first, outcome))
-            if one != other:
-                raise UserError(
-                    f"{outcome.method.teacher} is another file in {outcome.run} than in {first.run}; "
-                    "report the runs of each teacher apart"
-                )
 
 
 def _refuse_used(folder: Path) -> None:

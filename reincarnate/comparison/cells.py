@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from reincarnate.comparison.grid import Grid
 from reincarnate.errors import UserError
@@ -18,6 +18,7 @@ from reincarnate.types import Returns
 #: Shares of the teacher's return, random play being 0, whose first crossing is told.
 SHARES = (0.5, 0.9, 1.0)
 _FILE_ENDINGS = (".cleanrl_model", ".model", ".pt", ".pth", ".zip", ".safetensors")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,22 @@ class Method:
 
     teacher: str | None
     student: str
+    variant: str | None = None  # the settings that tell its runs from others of that student
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Method:
+        """That of a cell or a summary of ``compare.json``."""
+        return cls(row["teacher"], row["student"], row["variant"])
+
+    @property
+    def learner(self) -> str:
+        """E.g. ``qdagger-dqn``, ``qdagger-dqn (collect.agent_steps=5000)``."""
+        return f"{self.student} ({self.variant})" if self.variant else self.student
 
     @property
     def name(self) -> str:
         """E.g. ``qdagger-dqn from bundled/Breakout-dqn``, ``dqn from scratch``."""
-        return f"{self.student} from {short_path(self.teacher) if self.teacher else 'scratch'}"
+        return f"{self.learner} from {short_path(self.teacher) if self.teacher else 'scratch'}"
 
 
 def distinct_names(methods: Iterable[Method]) -> dict[Method, str]:
@@ -38,7 +50,7 @@ def distinct_names(methods: Iterable[Method]) -> dict[Method, str]:
     known = list(methods)
     short = [method.name for method in known]
     return {
-        method: method.name if short.count(method.name) == 1 else f"{method.student} from {method.teacher}"
+        method: method.name if short.count(method.name) == 1 else f"{method.learner} from {method.teacher}"
         for method in known
     }
 
@@ -55,11 +67,15 @@ def drawn_names(refs: Iterable[str | None]) -> dict[str | None, str]:
         _both_ends(name if short.count(name) == 1 else short_path(ref))
         for ref, name in zip(known, short, strict=True)
     ]
-    numbered = [
-        f"{name} ({told[:place].count(name) + 1})" if told.count(name) > 1 else name
-        for place, name in enumerate(told)
+    return {None: "scratch"} | dict(zip(known, numbered(told), strict=True))
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The same names, with a number each where several are one."""
+    return [
+        f"{name} ({names[:place].count(name) + 1})" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
     ]
-    return {None: "scratch"} | dict(zip(known, numbered, strict=True))
 
 
 def _folder_of_file(ref: str) -> str | None:
@@ -124,6 +140,14 @@ class Moment:
     agent_steps: int  # the student's own; 0 offline
     seconds: float  # of training since the offline phase began, without evaluations
     mean: float
+
+
+def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], K]) -> dict[K, list[Outcome]]:
+    """Outcomes by a key, in the order in which the keys appear."""
+    groups: dict[K, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome)
+    return groups
 
 
 def of_grid(folder: Path, grid: Grid, failed: Mapping[str, str]) -> list[Outcome]:

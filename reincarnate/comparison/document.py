@@ -8,52 +8,37 @@ comparison there (without teachers: the published human score, or else the raw r
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from reincarnate import stats
 from reincarnate.atari_scores import human_normalized
+from reincarnate.comparison.baselines import Baselines, Pooled, Scale
 from reincarnate.comparison.cells import (
     SHARES,
+    K,
     Method,
+    Moment,
     Outcome,
     described_teacher,
     distinct_names,
     first_reaching,
+    grouped,
     moments,
     relative,
 )
 from reincarnate.comparison.references import Reference
-from reincarnate.types import Returns
+from reincarnate.comparison.variants import other_rules
 
 FORMAT = 1
-K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Raw returns of one environment to scores."""
-
-    zero: float
-    one: float
-    one_is: str  # a teacher's reference, or words
-    of_teacher: bool = False
-
-    def score(self, raw: float) -> float:
-        """0 at ``zero``, 1 at ``one``."""
-        return (raw - self.zero) / (self.one - self.zero)
-
-    def raw(self, score: float) -> float:
-        """Inverse of :meth:`score`."""
-        return self.zero + score * (self.one - self.zero)
 
 
 def build(outcomes: Sequence[Outcome], folder: Path, references: Sequence[Reference] = ()) -> dict[str, Any]:
     """The whole document; paths are relative to ``folder``."""
-    scales = scales_of(outcomes)
+    baselines = Baselines.of(outcomes)
+    scales = baselines.scales
     methods = by_method(outcomes)
     names = distinct_names(methods)
     summary = [_summary(method, names[method], cells, scales) for method, cells in methods.items()]
@@ -65,22 +50,14 @@ def build(outcomes: Sequence[Outcome], folder: Path, references: Sequence[Refere
             env: {"zero": scale.zero, "one": scale.one, "one_is": scale.one_is}
             for env, scale in scales.items()
         },
-        "cells": [_cell(outcome, scales.get(outcome.env), folder) for outcome in outcomes],
-        "teachers": _teachers(outcomes),
+        "cells": [_cell(outcome, baselines, folder) for outcome in outcomes],
+        "teachers": _teachers(outcomes, baselines),
         "summary": summary,
         "pairs": pairs,
         "students": students,
         "references": [_reference(each, outcomes) for each in references],
         "verdict": verdict(outcomes, summary, pairs),
     }
-
-
-def grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], K]) -> dict[K, list[Outcome]]:
-    """Outcomes by a key, in the order in which the keys appear."""
-    groups: dict[K, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(key(outcome), []).append(outcome)
-    return groups
 
 
 def by_method(outcomes: Sequence[Outcome]) -> dict[Method, list[Outcome]]:
@@ -97,56 +74,24 @@ def scores_of(outcomes: Sequence[Outcome], scales: dict[str, Scale]) -> dict[str
     return scores
 
 
-def pooled(outcomes: Sequence[Outcome], name: str) -> Returns | None:
-    """A return of several cells, every measurement once (cells of one comparison share the teacher's)."""
-    distinct = dict.fromkeys(r.returns for r in (each.returns(name) for each in outcomes) if r is not None)
-    games = [game for measurement in distinct for game in measurement]
-    return Returns.from_games(games) if games else None
-
-
-# ---------------------------------------------------------------- scales
-
-
-def scales_of(outcomes: Sequence[Outcome]) -> dict[str, Scale]:
-    """One per environment in which anything was measured."""
-    found = {env: _scale(env, cells) for env, cells in grouped(outcomes, lambda outcome: outcome.env).items()}
-    return {env: scale for env, scale in found.items() if scale is not None}
-
-
-def _scale(env: str, outcomes: Sequence[Outcome]) -> Scale | None:
-    random = pooled(outcomes, "random")
-    if random is None:
-        return None
-    best, name = None, ""
-    for method, cells in by_method([outcome for outcome in outcomes if outcome.method.teacher]).items():
-        teacher = pooled(cells, "teacher")
-        if teacher is not None and teacher.mean > (random.mean if best is None else best):
-            best, name = teacher.mean, str(method.teacher)
-    if best is not None:
-        return Scale(random.mean, best, name, of_teacher=True)
-    zero, one = human_normalized(env, 0.0), human_normalized(env, 1.0)
-    if zero is not None and one is not None:
-        unit = 1 / (one - zero)
-        return Scale(-zero * unit, (1 - zero) * unit, "a human tester")
-    return Scale(0.0, 1.0, "a return of 1")
-
-
 # ---------------------------------------------------------------- parts
 
 
-def _cell(outcome: Outcome, scale: Scale | None, folder: Path) -> dict[str, Any]:
+def _cell(outcome: Outcome, baselines: Baselines, folder: Path) -> dict[str, Any]:
     offline, final, last = outcome.returns("offline"), outcome.returns("final"), outcome.last
-    reached = _reached(outcome, scale)
+    scale, own = baselines.scales.get(outcome.env), baselines.own_scale(outcome)
+    reached = _reached(outcome, scale if outcome.method.teacher is None else own)
     return {
         "teacher": outcome.method.teacher,
         "student": outcome.method.student,
+        "variant": outcome.method.variant,
         "env": outcome.env,
         "seed": outcome.seed,
         "status": outcome.status,
         "run": relative(outcome.run, folder),
         "offline": offline and offline.mean,
         "final": final and final.mean,
-        "teacher_normalized": _own_normalized(outcome),
+        "teacher_normalized": own.score(last.mean) if own and last else None,
         "human_normalized": human_normalized(outcome.env, last.mean) if last else None,
         "score": scale.score(last.mean) if scale and last else None,
         "agent_steps_to": {str(share): point and point.agent_steps for share, point in reached.items()},
@@ -156,47 +101,38 @@ def _cell(outcome: Outcome, scale: Scale | None, folder: Path) -> dict[str, Any]
     }
 
 
-def _own_normalized(outcome: Outcome) -> float | None:
-    """On the scale of the cell's own teacher; None without one, or one no better than random play."""
-    if outcome.data is None or outcome.method.teacher is None:
-        return None
-    normalized: dict[str, float | None] = outcome.data.result["student"]["teacher_normalized"]
-    return normalized["final"] if outcome.returns("final") else normalized["offline"]
-
-
-def _reached(outcome: Outcome, scale: Scale | None) -> dict[float, Any]:
+def _reached(outcome: Outcome, scale: Scale | None) -> dict[float, Moment | None]:
     """Share -> first evaluation there: of the cell's own teacher; from scratch, of the strongest one."""
-    teacher, random = outcome.returns("teacher"), outcome.returns("random")
     points = moments(outcome)
-    if outcome.method.teacher and teacher and random:
-        own = Scale(random.mean, teacher.mean, "") if teacher.mean > random.mean else None
-    else:
-        own = scale if scale and scale.of_teacher else None
-    return {share: first_reaching(points, own.raw(share)) if own else None for share in SHARES}
+    return {
+        share: first_reaching(points, scale.raw(share)) if scale and scale.of_teacher else None
+        for share in SHARES
+    }
 
 
-def _teachers(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    known = [outcome for outcome in outcomes if outcome.method.teacher and outcome.data]
+def _teachers(outcomes: Sequence[Outcome], baselines: Baselines) -> list[dict[str, Any]]:
+    known = grouped([each for each in outcomes if each.data], lambda each: (each.method.teacher, each.env))
     return [
-        _teacher(cells)
-        for cells in grouped(known, lambda outcome: (outcome.method.teacher, outcome.env)).values()
-        if pooled(cells, "teacher")
+        _teacher(known[ref, env], pooled, baselines.random.get(env))
+        for (ref, env), pooled in baselines.teachers.items()
     ]
 
 
-def _teacher(cells: Sequence[Outcome]) -> dict[str, Any]:
-    returns, random = pooled(cells, "teacher"), pooled(cells, "random")
-    buffers = [cell.data.result["buffers"]["teacher"]["agent_steps"] for cell in cells if cell.data]
+def _teacher(cells: Sequence[Outcome], pooled: Pooled, random: Pooled | None) -> dict[str, Any]:
+    buffers = {cell.data.result["buffers"]["teacher"]["agent_steps"] for cell in cells if cell.data}
     collect = [cell.data.result["phases"]["collect"]["seconds"] or 0.0 for cell in cells if cell.data]
+    returns = pooled.returns
     return described_teacher(cells) | {
         "ref": cells[0].method.teacher,
         "env": cells[0].env,
-        "return": returns and returns.to_dict(),
-        "random": random and random.to_dict(),
-        "human_normalized": human_normalized(cells[0].env, returns.mean) if returns else None,
+        "return": returns.to_dict(),
+        "measurements": pooled.measurements,
+        "random": random and random.returns.to_dict(),
+        "human_normalized": human_normalized(cells[0].env, returns.mean),
         "collected_agent_steps": max(buffers),
+        "collected_agent_steps_of_runs": sorted(buffers - {0}),
         "collect_seconds": sum(collect),
-        "better_than_random": bool(returns and random and returns.mean > random.mean),
+        "better_than_random": bool(random and returns.mean > random.returns.mean),
     }
 
 
@@ -210,6 +146,7 @@ def _summary(method: Method, name: str, cells: Sequence[Outcome], scales: dict[s
         "name": name,
         "teacher": method.teacher,
         "student": method.student,
+        "variant": method.variant,
         "envs": sorted({cell.env for cell in cells}),
     } | _aggregate(cells, scales)
 
@@ -224,10 +161,13 @@ def _aggregate(cells: Sequence[Outcome], scales: dict[str, Scale]) -> dict[str, 
 
 def _students(outcomes: Sequence[Outcome], scales: dict[str, Scale]) -> dict[str, Any]:
     """Each student over all its teachers and environments, where that says more than the summary."""
-    groups = grouped(outcomes, lambda outcome: outcome.method.student)
+    groups = grouped(outcomes, lambda outcome: replace(outcome.method, teacher=None))
     return {
-        "summary": [{"student": name} | _aggregate(cells, scales) for name, cells in groups.items()],
-        "pairs": _pairs(groups, scales, lambda name: name),
+        "summary": [
+            {"student": each.student, "variant": each.variant} | _aggregate(cells, scales)
+            for each, cells in groups.items()
+        ],
+        "pairs": _pairs(groups, scales, lambda each: each.learner),
     }
 
 
@@ -248,12 +188,11 @@ def _compared(
     ours: dict[str, list[float]], theirs: dict[str, list[float]], common: Sequence[str]
 ) -> dict[str, Any]:
     improvement = stats.probability_of_improvement(ours, theirs)
-    runs = min(sum(len(side[env]) for env in common) for side in (ours, theirs))
-    more = stats.more_runs_needed(improvement, runs)
+    runs = [(len(ours[env]), len(theirs[env])) for env in common]
     return {
         "probability_of_improvement": improvement.value,
         "ci95": improvement.ci95 and list(improvement.ci95),
-        "more_seeds_needed": None if more is None else math.ceil(more / len(common)),
+        "more_seeds_needed": stats.more_seeds_needed(improvement, runs),
     }
 
 
@@ -268,12 +207,14 @@ def verdict(
     missing = [outcome for outcome in outcomes if not outcome.done]
     said = []
     if not measured:
-        said.append("No cell is finished yet.")
+        none = len(missing) == len(outcomes)
+        said.append("No cell is finished yet." if none else "No finished cell has evaluated its student.")
     elif len(measured) > 1:
         best = measured[0]
         mean = interval(best["iqm"], best["ci95"])
         said.append(f"Highest: {best['name']}, {mean} over {_runs(best['n'])}.")
         said += [sentence(best["name"], row["name"], pairs) for row in measured[1:]]
+    said += other_rules(outcomes)
     if missing:
         said.append(f"{len(missing)} of {len(outcomes)} cells are not finished and are not counted.")
     return [line for line in said if line]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from reincarnate import config as configuration
 from reincarnate import files
@@ -115,12 +118,18 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _refuse_same(loaded: Sequence[tuple[str, Teacher]]) -> None:
-    seen: dict[tuple[str, str], str] = {}
-    for ref, teacher in loaded:
-        key = (teacher.card.sha256, teacher.spec.env.env_id)
-        if key in seen:
-            raise UserError(f"{seen[key]} and {ref} are the same file; every teacher once")
-        seen[key] = ref
+    """One policy twice, be it in two files: as two teachers it would seem to differ by noise alone."""
+    for (one, first), (other, second) in itertools.combinations(loaded, 2):
+        if _same_policy(first, second):
+            raise UserError(f"{one} and {other} are the same policy; every teacher once")
+
+
+def _same_policy(one: Teacher, other: Teacher) -> bool:
+    first, second = (
+        (spec.env.env_id, spec.network, spec.network_options, spec.outputs) for spec in (one.spec, other.spec)
+    )
+    ours, theirs = one.network.state_dict(), other.network.state_dict()
+    return first == second and all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def _described(ref: str, teacher: Teacher) -> dict[str, str]:

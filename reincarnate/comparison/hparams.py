@@ -12,6 +12,7 @@ from typing import Any
 
 from reincarnate.comparison.cells import Outcome
 from reincarnate.report.page import flat
+from reincarnate.wording import encodable
 
 FOLDER = "tensorboard"
 _METRICS = ("score", "final", "offline", "teacher_normalized", "human_normalized", "seconds")
@@ -44,7 +45,7 @@ def _differing(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
 
 def _columns(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "teacher": cell["teacher"] or "none",
+        "teacher": encodable(cell["teacher"] or "none"),
         "student": cell["student"],
         "env": cell["env"],
         "seed": cell["seed"],

@@ -25,8 +25,7 @@ _TITLES = {
 #: Columns that hold words: they stand on the left, and long ones go over several lines.
 _WORDS = ("teacher", "student", "environment", "first", "second", "cell", "status", "reference", "what")
 _NOTES = {
-    "Teachers": "G_T: mean undiscounted raw score of whole games, with a bootstrap interval over games. It "
-    "was measured once and is the same for all students.",
+    "Teachers": "G_T: mean undiscounted raw score of whole games, with a bootstrap interval over games.",
     "Students": "Score: 0 is random play, 1 what the scale says below. Interquartile mean over runs and "
     "environments; intervals by stratified bootstrap (Agarwal et al. 2021). With a handful of seeds, "
     "intervals are too narrow rather than too wide.",
@@ -41,7 +40,8 @@ _NOTES = {
     "Reference curves": "What other programs logged while they trained: returns of training games, with the "
     "exploration of that moment, and no evaluations; means over the last tenth of the steps until then. They "
     "are in no other number here.",
-    "Cells": "Teacher-normalised: by the run's own teacher; score: by the strongest one.",
+    "Cells": "Teacher-normalised: by the run's own teacher, as it is in the table of teachers; score: by the "
+    "strongest one.",
 }
 
 
@@ -67,7 +67,7 @@ def page(document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
         stem = next(known for known in sorted(_TITLES, key=len, reverse=True) if name.startswith(known))
         parts.append(section(_TITLES[stem], picture(_TITLES[stem], png)))
     for heading, head, rows in tables(document):
-        told = note(_NOTES[heading]) if heading in _NOTES else ""
+        told = note(_told(heading, document)) if heading in _NOTES else ""
         numbers = [column for column, name in enumerate(head) if name not in _WORDS]
         parts.append(section(heading, table(head, rows, numbers), told))
     return html_document(title, [*parts, note(_scales(document))])
@@ -84,10 +84,12 @@ _TEACHERS: Columns = {
     "games": lambda teacher: str(teacher["return"]["n"]),
     "random": lambda teacher: number(teacher["random"] and teacher["random"]["mean"]),
     "human-normalised": lambda teacher: _share(teacher["human_normalized"]),
-    "D_T steps": lambda teacher: f"{teacher['collected_agent_steps']:,}",
+    "D_T steps": lambda teacher: (
+        " / ".join(f"{n:,}" for n in teacher["collected_agent_steps_of_runs"]) or "–"
+    ),
 }
 _STUDENTS: Columns = {
-    "student": lambda row: row["student"],
+    "student": lambda row: Method(None, row["student"], row["variant"]).learner,
     "score, IQM": lambda row: interval(row["iqm"], row["ci95"]),
     "runs": lambda row: str(row["n"]),
 }
@@ -110,7 +112,7 @@ _REFERENCES: Columns = {
     "last return": lambda each: number(each["last_return"]),
 }
 _CELLS: Columns = {
-    "cell": lambda cell: Method(cell["teacher"], cell["student"]).name,
+    "cell": lambda cell: Method.of(cell).name,
     "environment": lambda cell: cell["env"],
     "seed": lambda cell: str(cell["seed"]),
     "status": lambda cell: cell["status"] + (f": {cell['error']}" if cell["error"] else ""),
@@ -177,14 +179,12 @@ def _ranked(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _done(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The finished cells of a teacher and student."""
     return [
-        cell
-        for cell in document["cells"]
-        if (cell["teacher"], cell["student"]) == (row["teacher"], row["student"]) and cell["status"] == "done"
+        cell for cell in document["cells"] if Method.of(cell) == Method.of(row) and cell["status"] == "done"
     ]
 
 
 def _method(row: Mapping[str, Any]) -> tuple[str, str]:
-    return row["student"], short_path(row["teacher"]) if row["teacher"] else "from scratch"
+    return Method.of(row).learner, short_path(row["teacher"]) if row["teacher"] else "from scratch"
 
 
 def _mean(cells: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -223,6 +223,17 @@ def _duration(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _told(heading: str, document: Mapping[str, Any]) -> str:
+    """The note of a table."""
+    if heading != "Teachers":
+        return _NOTES[heading]
+    once = all(teacher["measurements"] == 1 for teacher in document["teachers"])
+    how = (
+        "Each was measured once and is" if once else "The games of all measurements of a teacher are pooled:"
+    )
+    return f"{_NOTES[heading]} {how} the same for all students."
 
 
 def _scales(document: Mapping[str, Any]) -> str:

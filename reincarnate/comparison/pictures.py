@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reincarnate import stats
-from reincarnate.comparison.cells import Method, Moment, Outcome, drawn_names, moments
-from reincarnate.comparison.document import Scale, by_method, grouped, interval, pooled, scales_of, scores_of
+from reincarnate.comparison.baselines import Baselines, Scale
+from reincarnate.comparison.cells import Method, Moment, Outcome, drawn_names, grouped, moments, numbered
+from reincarnate.comparison.document import by_method, interval, scores_of
 from reincarnate.comparison.references import Reference
 from reincarnate.report.drawing import (
     BLUE,
@@ -76,16 +77,16 @@ def figures(
     done = [outcome for outcome in outcomes if outcome.done and outcome.last is not None]
     if not done:
         return []
-    looks = looks_of([Method(row["teacher"], row["student"]) for row in document["summary"]])
-    scales = scales_of(outcomes)
+    looks = looks_of([Method.of(row) for row in document["summary"]])
+    baselines = Baselines.of(outcomes)
     drawn: list[tuple[str, Figure]] = []
     environments = grouped(done, lambda outcome: outcome.env)
     for env, cells in environments.items():
         end = "" if len(environments) == 1 else "-" + re.sub(r"[^A-Za-z0-9.]+", "-", env)
         beside = [reference for reference in references if reference.env == env]
-        drawn.append((f"learning{end}", learning_figure(env, cells, looks, beside)))
-        drawn.append((f"learning-time{end}", time_figure(env, cells, looks)))
-    drawn.append(("profiles", profiles_figure(done, scales, looks)))
+        drawn.append((f"learning{end}", learning_figure(env, cells, looks, baselines, beside)))
+        drawn.append((f"learning-time{end}", time_figure(env, cells, looks, baselines)))
+    drawn.append(("profiles", profiles_figure(done, baselines.scales, looks)))
     return [*drawn, ("matrix", matrix_figure(document["summary"]))]
 
 
@@ -93,9 +94,10 @@ def looks_of(methods: Sequence[Method]) -> dict[Method, Look]:
     """Colours and markers in the order of the methods; both start again after seven."""
     styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
     names = drawn_names(method.teacher for method in methods)
+    told = [f"{each.learner} from {names[each.teacher]}" for each in methods]
+    labels = numbered([_plain(label, 2 * _COLUMN_LETTERS) for label in told])
     return {
-        method: Look(_plain(f"{method.student} from {names[method.teacher]}"), *style)
-        for method, style in zip(methods, styles, strict=False)
+        method: Look(label, *style) for method, label, style in zip(methods, labels, styles, strict=False)
     }
 
 
@@ -117,7 +119,11 @@ def curve_of(runs: Sequence[Sequence[Moment]], place: Callable[[Moment], float])
 
 
 def learning_figure(
-    env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look], references: Sequence[Reference] = ()
+    env: str,
+    outcomes: Sequence[Outcome],
+    looks: Mapping[Method, Look],
+    baselines: Baselines,
+    references: Sequence[Reference] = (),
 ) -> Figure:
     """Returns over offline updates, then over online agent steps, side by side.
 
@@ -133,7 +139,7 @@ def learning_figure(
                 _draw(axes, curve_of(runs, _STEPS[phase]), looks[method], _joined(cells, phase))
         if phase == "online":
             _draw_references(axes, references, longest(outcomes))
-        _levels(axes, outcomes)
+        _levels(axes, env, outcomes, baselines)
         _label(axes, phase)
     if len(phases) == 2:
         row[0].set_xlim(0, max(p.updates for each in outcomes for p in _split(each)["offline"]))
@@ -143,7 +149,9 @@ def learning_figure(
     return figure
 
 
-def time_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look]) -> Figure:
+def time_figure(
+    env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Look], baselines: Baselines
+) -> Figure:
     """Returns over the time that training took; what the offline phase took is dashed, with hollow marks."""
     figure, row = _panels([1.0])
     axes = row[0]
@@ -156,7 +164,7 @@ def time_figure(env: str, outcomes: Sequence[Outcome], looks: Mapping[Method, Lo
             if any(runs):
                 curve = curve_of(runs, lambda point: point.seconds / seconds)
                 _draw(axes, curve, looks[method], _joined(cells, phase), phase == "offline")
-    _levels(axes, outcomes)
+    _levels(axes, env, outcomes, baselines)
     axes.set_xlabel(f"{unit} of training (dashed with hollow marks: the offline phase)")
     axes.set_xlim(left=0)
     _lay_out(figure, row, _title(env, outcomes))
@@ -220,19 +228,19 @@ def _draw_references(axes: Axes, references: Sequence[Reference], limit: int) ->
         axes.plot(x, value, color=_REFERENCE_COLOUR, lw=1.2, ls=dashes, label=label, zorder=1.8)
 
 
-def _levels(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+def _levels(axes: Axes, env: str, outcomes: Sequence[Outcome], baselines: Baselines) -> None:
     """Teachers and random play as lines."""
-    teachers = grouped([o for o in outcomes if o.method.teacher], lambda outcome: outcome.method.teacher)
+    teachers = dict.fromkeys(each.method.teacher for each in outcomes if each.method.teacher)
     names = drawn_names(teachers)
-    for (ref, cells), dashes in zip(teachers.items(), itertools.cycle(_DASHES), strict=False):
-        returns = pooled(cells, "teacher")
-        if returns is not None:
-            label = _plain(f"teacher {names[ref]}: {returns.mean:.1f}")
-            axes.axhline(returns.mean, color="black", lw=1.3, ls=dashes, label=label, zorder=1)
-    random = pooled(outcomes, "random")
+    for ref, dashes in zip(teachers, itertools.cycle(_DASHES), strict=False):
+        pooled = baselines.teachers.get((str(ref), env))
+        if pooled is not None:
+            label = _plain(f"teacher {names[ref]}: {pooled.returns.mean:.1f}")
+            axes.axhline(pooled.returns.mean, color="black", lw=1.3, ls=dashes, label=label, zorder=1)
+    random = baselines.random.get(env)
     if random is not None:
-        label = f"random play: {random.mean:.1f}"
-        axes.axhline(random.mean, color=GREY, lw=1.3, ls=(0, (1, 1.6)), label=label, zorder=1)
+        label = f"random play: {random.returns.mean:.1f}"
+        axes.axhline(random.returns.mean, color=GREY, lw=1.3, ls=(0, (1, 1.6)), label=label, zorder=1)
 
 
 def _label(axes: Axes, phase: str) -> None:
@@ -315,23 +323,25 @@ def matrix_figure(summary: Sequence[Mapping[str, Any]]) -> Figure:
     from matplotlib.figure import Figure
 
     rows = list(dict.fromkeys(row["teacher"] for row in summary))
-    columns = list(dict.fromkeys(row["student"] for row in summary))
+    columns = list(dict.fromkeys(Method.of(row).learner for row in summary))
     table = np.full((len(rows), len(columns)), np.nan)
     for row in summary:
         if row["iqm"] is not None:
-            table[rows.index(row["teacher"]), columns.index(row["student"])] = row["iqm"]
+            table[rows.index(row["teacher"]), columns.index(Method.of(row).learner)] = row["iqm"]
     inches = 1.5 + 0.75 * len(rows)
-    width = max(6.0, 3.6 + 1.7 * len(columns))
+    titles = [_plain(name).replace(" (", "\n(").replace(", ", ",\n") for name in columns]
+    letters = max(len(line) for title in titles for line in title.split("\n"))
+    width = max(6.0, 3.6 + max(1.7, 0.085 * letters) * len(columns))
     figure = Figure(figsize=(width, inches), facecolor="white", layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(table, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(columns)), [_plain(name) for name in columns])
+    axes.set_xticks(range(len(columns)), titles)
     names = drawn_names(rows)
     axes.set_yticks(range(len(rows)), [_plain(names[ref]) if ref else "from scratch" for ref in rows])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for row in summary:
-        _write_cell(axes, rows.index(row["teacher"]), columns.index(row["student"]), row)
+        _write_cell(axes, rows.index(row["teacher"]), columns.index(Method.of(row).learner), row)
     title = "Interquartile mean score, 95 % interval, runs"
     figure.suptitle(title, size=11, weight="bold", x=0.02, horizontalalignment="left")
     axes.set(xlabel="student", ylabel="teacher")
@@ -356,7 +366,7 @@ def _one(scales: Mapping[str, Scale]) -> str:
     return names.pop() if len(names) == 1 else "the strongest teacher of each environment"
 
 
-def _plain(text: str) -> str:
-    """As it stands: no mathematics, and not too long."""
-    kept = drawable(text)
-    return (kept if len(kept) <= 60 else f"{kept[:30]}…{kept[-29:]}").replace("$", r"\$")
+def _plain(text: str, letters: int = 60) -> str:
+    """As it stands: no mathematics, and at most so many letters."""
+    kept, half = drawable(text), letters // 2
+    return (kept if len(kept) <= letters else f"{kept[:half]}…{kept[1 - half :]}").replace("$", r"\$")

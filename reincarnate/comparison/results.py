@@ -13,6 +13,7 @@ from reincarnate.comparison import hparams, pages, pictures
 from reincarnate.comparison.cells import Outcome
 from reincarnate.comparison.references import Reference
 from reincarnate.report.plots import save_figure
+from reincarnate.wording import encodable
 
 
 def write(
@@ -23,7 +24,7 @@ def write(
 ) -> list[Path]:
     """Write everything into ``folder``; returns the files, without those for TensorBoard."""
     files.write_json(folder / "compare.json", document)
-    files.write_bytes(folder / "compare.csv", csv_of(document).encode())
+    files.write_bytes(folder / "compare.csv", encodable(csv_of(document)).encode())
     written = [folder / "compare.json", folder / "compare.csv"]
     drawn: dict[str, Path] = {}
     for name, figure in pictures.figures(document, outcomes, references):
@@ -31,9 +32,8 @@ def write(
         drawn[name] = saved[0]
         written += saved
     html = folder / "compare.html"
-    files.write_bytes(
-        html, pages.page(document, {name: p.read_bytes() for name, p in drawn.items()}).encode()
-    )
+    page = pages.page(document, {name: path.read_bytes() for name, path in drawn.items()})
+    files.write_bytes(html, encodable(page).encode())
     hparams.write(folder, document, outcomes)
     return [*written, html]
 

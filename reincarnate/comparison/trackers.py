@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,7 +104,8 @@ def tracked_run(folder: Path, cell: Mapping[str, Any], outcome: Outcome) -> Trac
     if outcome.data is None:
         raise ValueError("a run without a result")
     group, name = folder.resolve().name, outcome.run.resolve().name
-    identity = f"{group}/{outcome.run.resolve()}/{outcome.method.name}/{outcome.env}/{outcome.seed}"
+    method = replace(outcome.method, variant=None)  # a run keeps its key, whatever it is reported beside
+    identity = f"{group}/{outcome.run.resolve()}/{method.name}/{outcome.env}/{outcome.seed}"
     summary = {key: value for key, value in flat(cell) if isinstance(value, int | float) and key != "seed"}
     who = {"teacher": cell["teacher"], "student": cell["student"], "env": cell["env"], "seed": cell["seed"]}
     return TrackedRun(

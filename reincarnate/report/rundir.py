@@ -50,7 +50,7 @@ class RunData:
         """The EnvSpec that the student was measured in, as far as the run's files tell."""
         if self.spec is not None:
             return dict(self.spec["env"])
-        return dict(self.teacher["env"]) if self.teacher else {"env_id": self.result["env"]}
+        return dict((self.teacher or {}).get("env") or {"env_id": self.result["env"]})
 
     def returns(self, name: str) -> Returns | None:
         """RETURN of ``teacher``, ``random``, ``offline`` or ``final``; None where nothing was measured."""
@@ -136,7 +136,7 @@ def _refuse_damaged(data: RunData) -> None:
         sound &= all(value is None or math.isfinite(value) for value in [*seconds, *counts, *normalized])
         sound &= isinstance(result["student"]["name"], str) and isinstance(result["distill"], dict)
         if result["teacher"] is not None:
-            sound &= all(isinstance(result["teacher"][name], str) for name in ("ref", "sha256"))
+            sound &= all(isinstance(result["teacher"][name], str) for name in ("ref", "sha256", "act"))
     except (AttributeError, KeyError, TypeError, ValueError):
         sound = False
     if not sound:
