@@ -287,7 +287,7 @@ class _Bench:
     def _as_step(self, passes: Callable[[], None]) -> Step:
         """Captured on CUDA, as an update is."""
         device = self._parts.device
-        step = Step(passes, device)
+        step = Step(passes, device, [self._parts.generator])
         for _ in range(WARM_UP_TICKS if device.type == "cuda" else 1):
             step()
         return step

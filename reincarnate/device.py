@@ -119,9 +119,9 @@ def choose_precision(device: torch.device, work: Callable[[Precision], Callable[
 
     Args:
         device: where the work runs.
-        work: makes one update of the learner in a precision.
+        work: makes one update of the learner in a precision, a :class:`Step` where the device captures.
     """
-    steps = {precision: Step(work(precision), device) for precision in PRECISIONS}
+    steps = {precision: work(precision) for precision in PRECISIONS}
     seconds = _fastest(steps, device)
     return "bf16" if seconds["fp32"] >= WORTH_BF16 * seconds["bf16"] else "fp32"
 
@@ -338,7 +338,7 @@ def beside_capture(work: Callable[[], object]) -> None:
         _recording.beside(work)
 
 
-def _fastest(steps: dict[Precision, Step], device: torch.device) -> dict[Precision, float]:
+def _fastest(steps: dict[Precision, Callable[[], None]], device: torch.device) -> dict[Precision, float]:
     """Seconds of each step's shortest call, taken in turns: other work on the machine only adds to it."""
     for step in steps.values():
         for _ in range(WARM_UP_UPDATES + 1 if device.type == "cuda" else 1):
@@ -353,7 +353,7 @@ def _fastest(steps: dict[Precision, Step], device: torch.device) -> dict[Precisi
     return shortest
 
 
-def _seconds(step: Step, device: torch.device) -> float:
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
     synchronize(device)
     started = time.perf_counter()
     step()

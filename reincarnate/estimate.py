@@ -62,7 +62,7 @@ def estimate(config: RunConfig, parts: Parts, ranks: int = 1) -> Estimate:
     ``ranks`` play at once; what they need to exchange gradients is not in it.
     """
     environment, student, teacher = _acting_seconds(config, parts)
-    update = _seconds(parts.entry.trial_update(config, parts.spec, parts.device, parts.precision), parts, 5)
+    update = _seconds(parts.entry.trial_step(config, parts.spec, parts.device, parts.precision), parts, 5)
     envs, online = config.env.num_envs, config.online
     vector_steps = online.agent_steps / (envs * ranks)
     asked = parts.student.batch_spec.agent_steps_per_update(config.optimizer.batch_size)

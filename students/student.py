@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from reincarnate.acting import ActRule
 from reincarnate.config import RunConfig
-from reincarnate.device import Precision, choose_precision
+from reincarnate.device import Precision, Step, choose_precision
 from reincarnate.errors import UserError
 from reincarnate.networks import Network, default_network
 from reincarnate.replay import NO_EXTRAS, Extras
@@ -159,13 +159,14 @@ class StudentEntry:
             return config.system.precision
         if spec.kind == "vector":
             return "fp32"  # too small to gain anything
-        return choose_precision(device, lambda precision: self.trial_update(config, spec, device, precision))
+        return choose_precision(device, lambda precision: self.trial_step(config, spec, device, precision))
 
-    def trial_update(
+    def trial_step(
         self, config: RunConfig, spec: EnvSpec, device: torch.device, precision: Precision
-    ) -> Callable[[], None]:
+    ) -> Step:
         """An update of a throw-away student on a blank batch, to be timed."""
-        student = self.factory(config, spec, device, precision, torch.Generator(device))
+        generator = torch.Generator(device)
+        student = self.factory(config, spec, device, precision, generator)
         batch = blank_batch(student.batch_spec, config.optimizer.batch_size, spec, device)
         assert batch.teacher_outputs is not None
         uniform = torch.log_softmax(batch.teacher_outputs, dim=-1) if self.method.distill else None
@@ -174,7 +175,7 @@ class StudentEntry:
         def update() -> None:
             student.update(batch, uniform, m)
 
-        return update
+        return Step(update, device, [generator])
 
 
 def registry() -> dict[str, StudentEntry]:

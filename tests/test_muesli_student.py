@@ -221,7 +221,7 @@ def test_the_trial_update_that_is_timed_is_one_of_sequences() -> None:
     config = override(
         preset("quick", student=entry.name), {"muesli.core_units": 8, "optimizer.batch_size": 2}
     )
-    entry.trial_update(config, VECTOR, CPU, "fp32")()
+    entry.trial_step(config, VECTOR, CPU, "fp32")()
 
 
 def test_behaviour_from_what_is_stored_of_a_teacher() -> None:
