@@ -3,7 +3,7 @@
     python docs/measure_cuda.py --json measured.json
 
 Every line of output is one measurement; a part that fails says why and the others go on. ``--device cpu``
-tries the script itself. ``pytest -m cuda`` comes before it; ``reincarnate bench --device cuda`` has whole phases.
+tries the script itself. ``pytest -m cuda`` comes before it; ``reincarnate bench`` has whole phases.
 """
 
 from __future__ import annotations
@@ -116,14 +116,21 @@ def copies(device: torch.device, seconds: float, sizes: list[int]) -> Iterator[F
 def draws(device: torch.device, seconds: float, sizes: list[int]) -> Iterator[Figures]:
     """Batches/s from a buffer on the device, as part of a captured step."""
     replay = Replay(SPEC, LANES, 100 * LANES, n_step=3, discount=0.99, device=device)
-    for step in range(100):
-        replay.add(np.arange(LANES), _rows(step, device))
+    for row in range(100):
+        replay.add(np.arange(LANES), _rows(row, device))
     generator = torch.Generator(device).manual_seed(0)
     for size in sizes:
-        step = Step(lambda size=size: (replay.sample(size, generator), None)[1], device, [generator])  # type: ignore[misc]
+        step = Step(_draw(replay, size, generator), device, [generator])
         for _ in range(WARM_UP_UPDATES + 1):
             step()
         yield {"draw_of": size, "per_s": round(per_second(step, device, seconds), 1)}
+
+
+def _draw(replay: Replay, size: int, generator: torch.Generator) -> Callable[[], None]:
+    def draw() -> None:
+        replay.sample(size, generator)
+
+    return draw
 
 
 def _rows(step: int, device: torch.device) -> RowBatch:
