@@ -156,12 +156,18 @@ def _agreement(q: Tensor, teacher_log_policy: Tensor) -> Tensor:
     return same.to(torch.float32).mean()
 
 
+_READS = (
+    *("network", "td", "optimizer", "distill.student_temperature"),
+    *("online.epsilon_start", "online.epsilon_end", "online.epsilon_decay_agent_steps"),
+    "online.target_update_every_agent_steps",
+)
 SCRATCH = StudentEntry(
     name="dqn",
     summary="n-step DQN from scratch, no teacher",
     paper="Mnih et al. 2015",
     method=SCRATCH_METHOD,
     factory=Dqn,
+    reads=_READS,
 )
 QDAGGER = StudentEntry(
     name="qdagger-dqn",
@@ -169,4 +175,5 @@ QDAGGER = StudentEntry(
     paper="Agarwal et al. 2022, arXiv 2206.01626",
     method=QDAGGER_METHOD,
     factory=Dqn,
+    reads=(*_READS, "offline.target_update_every_updates"),
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,16 @@ from reincarnate.networks import Network, default_network
 from reincarnate.replay import NO_EXTRAS, Extras
 from reincarnate.types import Batch, EnvSpec, OutputKind, SequenceBatch, State
 
+T = TypeVar("T")
+
 #: Entry-point group through which another installed package offers students.
 GROUP = "reincarnate.students"
+#: Settings (whole parts, or single ones) that a run reads whatever its student.
+RUN_READS = (
+    *("teacher", "student", "preset", "seed", "teacher_seed", "env", "evaluate", "system"),
+    *("online.agent_steps", "online.learning_starts_agent_steps", "online.replay_capacity_agent_steps"),
+    *("online.agent_steps_per_update", "online.evaluations", "distill.window_games"),
+)
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,18 @@ class Method:
     offline: bool  # collect D_T and train on it before playing
     distill: bool  # lambda_0 * m * KL in the loss
 
+    @property
+    def learns_from_teacher(self) -> bool:
+        """Whether a teacher makes a difference to the student, or is at most measured beside it."""
+        return self.needs_teacher or self.offline or self.distill
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Settings of the phases that this method has, whatever the learner."""
+        offline = ("collect", "offline.updates", "offline.evaluations") if self.offline else ()
+        distill = ("distill.coefficient", "distill.teacher_temperature", "distill.stop_fraction")
+        return offline + (distill if self.distill else ())
+
 
 SCRATCH_METHOD = Method(needs_teacher=False, offline=False, distill=False)
 QDAGGER_METHOD = Method(needs_teacher=True, offline=True, distill=True)
@@ -148,6 +168,16 @@ class StudentEntry:
     factory: StudentFactory
     #: Columns that the student's play is stored with, known before it is built.
     extras: Callable[[RunConfig, EnvSpec], Extras] = lambda config, spec: NO_EXTRAS
+    #: Settings that the learner reads, whole parts (``td``) or single ones (``td.discount``), beside those of
+    #: every run and of the method; any other one is refused where it is given. None: none is refused.
+    reads: tuple[str, ...] | None = None
+
+    def does_read(self, setting: str) -> bool:
+        """Whether ``setting``, a dotted name, can make a difference to a run of this student."""
+        if self.reads is None:
+            return True
+        known = (*RUN_READS, *self.method.reads, *self.reads)
+        return any(setting == name or setting.startswith(f"{name}.") for name in known)
 
     def choose_precision(self, config: RunConfig, spec: EnvSpec, device: torch.device) -> Precision:
         """What ``config.system.precision`` says; ``auto`` is float32 for vectors and timed for images.
@@ -199,6 +229,43 @@ def get_student(name: str) -> StudentEntry:
     close = difflib.get_close_matches(name, points, n=1, cutoff=0.4)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise UserError(f"no student {name!r}{hint}; known: {', '.join(sorted(points))}")
+
+
+def with_teacher(entry: StudentEntry) -> StudentEntry | None:
+    """The student of the same learner that learns from a teacher; None where there is none."""
+    same = (each for each in registry().values() if each.factory is entry.factory)
+    return next((each for each in same if each.method.learns_from_teacher), None)
+
+
+def settings_read_by(entry: StudentEntry, given: Mapping[str, T]) -> dict[str, T]:
+    """Those of the settings ``given`` that ``entry`` reads."""
+    return {name: value for name, value in given.items() if entry.does_read(name)}
+
+
+def refuse_unread(entries: Sequence[StudentEntry], given: Iterable[str]) -> None:
+    """Refuse a setting that makes no difference to any of the students that it is given for.
+
+    Args:
+        entries: of one run, or of all of a comparison.
+        given: names of settings that there are, as the user wrote them; not what a preset sets.
+
+    Raises:
+        UserError: none of the students reads one of them.
+    """
+    for name in given:
+        if not any(entry.does_read(name) for entry in entries):
+            raise UserError(_unread(name, entries))
+
+
+def _unread(name: str, entries: Sequence[StudentEntry]) -> str:
+    declared = [entry for entry in registry().values() if entry.reads is not None]
+    readers = " and ".join(entry.name for entry in declared if entry.does_read(name))
+    whose = f"{name} is a setting of {readers}" if readers else f"no student here reads {name}"
+    names = ", ".join(entry.name for entry in entries)
+    others = f"student {names} does" if len(entries) == 1 else f"students {names} do"
+    taught = with_teacher(entries[0]) if len(entries) == 1 else None
+    instead = f", or pass --student {taught.name}" if taught and taught.does_read(name) else ""
+    return f"{whose}; {others} not read it: leave it out{instead}"
 
 
 def _entry_points() -> dict[str, list[EntryPoint]]:

@@ -7,6 +7,8 @@ import pytest
 from click import Context, Group
 
 from reincarnate.cli import main
+from reincarnate.cli.run import RUN_OPTIONS, key_value, run
+from reincarnate.students.student import get_student, refuse_unread
 
 from paths import REPOSITORY
 
@@ -34,6 +36,16 @@ def parse(group: Group, arguments: list[str]) -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_documented_command_parses(line: str) -> None:
     parse(main, shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("reincarnate run ")])
+def test_every_documented_run_is_given_what_its_student_reads(line: str) -> None:
+    given = run.make_context("run", shlex.split(line)[2:]).params
+    settings = {
+        setting: given[option] for option, setting in RUN_OPTIONS.items() if given[option] is not None
+    }
+    settings |= dict(key_value(text) for text in given["settings"])
+    refuse_unread([get_student(given["student"] or "qdagger-dqn")], settings)
 
 
 def test_there_are_commands_to_check() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from reincarnate.report import model_card, plot_run, read_run
 from reincarnate.report import page as page_module
-from reincarnate.report import plot_run, read_run
 
 from html_page import Page
 from reported_runs import EVIL, KINDS, games, make_run
@@ -52,6 +52,27 @@ def test_the_page_has_returns_phases_settings_and_versions(full_run: Path) -> No
     assert "versions.torch" not in rows
     assert "After 10,000 online agent steps the student&#x27;s mean return is 62.0, 88 % of" in text
     assert "From agent step 5,000 on it learnt without the teacher." in text
+
+
+@pytest.mark.parametrize(
+    ("student", "shown", "left_out"),
+    [
+        ("qdagger-dqn", {"td.", "distill.", "collect."}, {"muesli."}),
+        ("qdagger-muesli", {"muesli.", "distill.", "collect."}, {"td.", "online.epsilon_"}),
+        ("dqn", {"td.", "online.epsilon_"}, {"muesli.", "distill.coefficient", "collect.", "offline."}),
+        ("somebody-elses", {"td.", "muesli.", "collect."}, set()),
+    ],
+)
+def test_page_and_card_list_the_settings_that_the_student_reads(
+    student: str, shown: set[str], left_out: set[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path, student=student)
+    _, page = page_of(folder)
+    on_the_page = [row[0] for row in page.rows]
+    in_the_card = [line.removeprefix("- ") for line in model_card(folder).splitlines()]
+    for names in (on_the_page, in_the_card):
+        assert all(any(name.startswith(start) for name in names) for start in shown)
+        assert not any(name.startswith(start) for name in names for start in left_out)
 
 
 def test_names_from_elsewhere_cannot_write_html(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reincarnate.report.page import flat, normalised, number, shares, teacher_rows, verdict
+from reincarnate.report.page import normalised, number, settings_read, shares, teacher_rows, verdict
 from reincarnate.report.rundir import RunData, short_path
 from reincarnate.types import Returns
 
@@ -15,7 +15,7 @@ _PAPER = (
     "*Reincarnating Reinforcement Learning: Reusing Prior Computation to Accelerate Progress*, NeurIPS 2022, "
     "<https://arxiv.org/abs/2206.01626>"
 )
-_SETTINGS = ("preset", "seed", "collect.", "offline.", "online.", "td.", "distill.", "optimizer.")
+_SETTINGS = ("preset", "seed", "collect.", "offline.", "online.", "td.", "distill.", "optimizer.", "muesli.")
 
 
 def card(run: RunData, *, repo: str | None = None, chain: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -181,8 +181,7 @@ def _training(run: RunData) -> str:
     rows: list[tuple[str, Any]] = [(name, f"{amount:,}") for name, amount in amounts if amount]
     if run.spec is not None:
         rows.append(("network", run.spec.get("network")))
-    settings = (*_SETTINGS, "muesli.") if str(run.config.get("student")).endswith("muesli") else _SETTINGS
-    rows += [(name, value) for name, value in flat(run.config) if name.startswith(settings)]
+    rows += [(name, value) for name, value in settings_read(run) if name.startswith(_SETTINGS)]
     rows += [(name, run.result[name]) for name in ("device", "precision")]
     rows += list(run.result["versions"].items())
     method = f"\n\nThe method is QDagger: {_PAPER}." if run.result["teacher"] else ""

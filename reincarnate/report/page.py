@@ -7,7 +7,9 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from reincarnate.errors import UserError
 from reincarnate.report.rundir import RunData
+from reincarnate.students.student import get_student, settings_read_by
 from reincarnate.types import Returns
 
 _STYLE = """
@@ -33,8 +35,7 @@ def page(run: RunData, curves: bytes, losses: bytes | None) -> str:
     parts += [section("Phases", _phases_table(run)), section("Buffers", _buffers_table(run))]
     if losses is not None:
         parts.append(section("Losses", picture("losses of this run", losses)))
-    settings = [(name, value) for name, value in flat(run.config) if not name.startswith("versions.")]
-    parts.append(_folded("Settings", table(("setting", "value"), settings, numbers=())))
+    parts.append(_folded("Settings", table(("setting", "value"), settings_read(run), numbers=())))
     parts.append(_folded("Machine and versions", table(("", ""), _machine_rows(run), numbers=())))
     return document(title, parts)
 
@@ -82,6 +83,15 @@ def teacher_rows(run: RunData) -> list[tuple[str, Any]]:
         rows.append(("reported return", f"{number(reported['mean'])}{spread} ({reported.get('source')})"))
     assumed = teacher.get("assumed") or {}
     return rows + [(f"assumed {name}", why) for name, why in assumed.items()]
+
+
+def settings_read(run: RunData) -> list[tuple[str, Any]]:
+    """The run's settings that its student reads; all of them where the student is not installed here."""
+    settings = dict(flat({name: value for name, value in run.config.items() if name != "versions"}))
+    try:
+        return list(settings_read_by(get_student(run.result["student"]["name"]), settings).items())
+    except UserError:
+        return list(settings.items())
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

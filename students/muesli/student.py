@@ -122,6 +122,8 @@ def _trunk_options(name: str, wide: bool) -> dict[str, Any]:
     return default_options(name) | {"channels": [64, 128, 128, 64], "hidden": 512}
 
 
+# It samples its actions, has its own discount, and its target network follows at every update.
+_READS = ("network", "muesli", "optimizer")
 SCRATCH = StudentEntry(
     name="muesli",
     summary="Muesli from scratch: policy gradient with a learnt model, no teacher",
@@ -129,6 +131,7 @@ SCRATCH = StudentEntry(
     method=SCRATCH_METHOD,
     factory=MuesliStudent,
     extras=extras,
+    reads=_READS,
 )
 QDAGGER = StudentEntry(
     name="qdagger-muesli",
@@ -137,4 +140,5 @@ QDAGGER = StudentEntry(
     method=QDAGGER_METHOD,
     factory=MuesliStudent,
     extras=extras,
+    reads=_READS,
 )
