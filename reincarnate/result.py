@@ -84,6 +84,7 @@ def _teacher(stage: Stage) -> dict[str, Any] | None:
         return None
     described = teacher.to_json()
     return {name: described[name] for name in ("ref", "resolved", "revision", "sha256", "format")} | {
+        "learnt_from": stage.entry.method.learns_from_teacher,  # else only measured beside the student
         "act": str(teacher_rule(stage)),
         "return": _returns(stage.teacher_return),
         "reported": described["reported"],

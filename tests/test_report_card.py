@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,36 @@ def test_a_scratch_card_has_no_teacher(tmp_path: Path) -> None:
     assert "trained without a teacher" in text
     assert "## Teacher" not in text
     assert "QDagger" not in text
+
+
+def test_a_scratch_student_beside_a_teacher_is_not_called_reincarnated(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, student="dqn", offline=0)
+    result = json.loads((folder / "result.json").read_text())
+    result["teacher"]["learnt_from"] = False
+    (folder / "result.json").write_text(json.dumps(result))
+    teacher = json.loads((folder / "teacher.json").read_text())
+    (folder / "teacher.json").write_text(json.dumps(teacher | {"revision": "ab" * 20, "resolved": "a/b"}))
+    text = model_card(folder)
+    for words in (
+        "eincarnated from",
+        "reincarnating-rl",
+        "base_model",
+        "its teacher",
+        "## Teacher\n",
+        "QDagger",
+    ):
+        assert words not in text
+    for words in (
+        "trained from scratch and measured beside the teacher `bundled/Breakout-dqn`",
+        "The student learnt from scratch; the teacher was only measured beside it.",
+        "| the teacher beside it | 70.0 |",
+        "## Teacher, not learnt from",
+    ):
+        assert words in text
+    result["teacher"]["learnt_from"] = True
+    (folder / "result.json").write_text(json.dumps(result))
+    assert "base_model: a/b" in model_card(folder)
+    assert "- reincarnating-rl" in model_card(folder)
 
 
 def test_names_from_elsewhere_cannot_write_markdown(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """Runs of other kinds: students and teachers of every sort, phases left out, several with one teacher."""
 
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from reincarnate.errors import UserError
 from reincarnate.phases import evaluation
 from reincarnate.phases.stage import Stage
 from reincarnate.progress import Progress
 from reincarnate.runner import Run
+from reincarnate.sharing import lineage
 
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
 from small_runs import TEACHER, quiet, read, same_tensors, scalar_steps, small_config, student_weights
@@ -61,9 +64,29 @@ def test_scratch_student_learns_by_the_same_loop_without_a_teacher(cache: Path, 
 
 def test_scratch_student_beside_a_teacher_is_measured_against_it(cache: Path, tmp_path: Path) -> None:
     config = small_config(TEACHER, "dqn", online__agent_steps=100, online__evaluations=1)
-    result = Run.start(config, tmp_path / "scratch", quiet()).execute()
+    log, folder = io.StringIO(), tmp_path / "scratch"
+    result = Run.start(config, folder, Progress(stream=log)).execute()
     assert result["student"]["teacher_normalized"]["final"] is not None
     assert result["buffers"]["teacher"]["agent_steps"] == 0
+    said = f"student dqn does not learn from a teacher: {TEACHER} is only measured beside it; "
+    assert said + "qdagger-dqn learns from it" in log.getvalue().splitlines()
+    assert result["teacher"]["learnt_from"] is False
+    assert lineage.ancestors(folder, result) == []
+    with safe_open(folder / "student.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["reincarnate"])["metadata"]["teacher"] is None
+    card = (folder / "README.md").read_text()
+    assert f"trained from scratch and measured beside the teacher `{TEACHER}`" in card
+    assert "reincarnating-rl" not in card
+    assert f"CartPole-v1: dqn, measured beside {TEACHER}" in (folder / "report.html").read_text()
+
+
+def test_the_student_of_a_teacher_says_nothing_of_scratch(cache: Path, tmp_path: Path) -> None:
+    log = io.StringIO()
+    config = small_config(offline__updates=10, online__agent_steps=0)
+    result = Run.start(config, tmp_path / "run", Progress(stream=log)).execute()
+    assert "does not learn" not in log.getvalue()
+    assert result["teacher"]["learnt_from"] is True
+    assert len(lineage.ancestors(tmp_path / "run", result)) == 1
 
 
 def test_qdagger_without_a_teacher_is_refused(tmp_path: Path) -> None:

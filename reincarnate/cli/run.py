@@ -109,7 +109,10 @@ def run(
     resume: Path | None,
     **options: Any,
 ) -> None:
-    """Reincarnate a teacher into a student (or train a student from scratch)."""
+    """Reincarnate a teacher into a student (or train a student from scratch).
+
+    A student that needs no teacher (dqn, muesli) does not learn from one; it is only measured beside it.
+    """
     from reincarnate import api
 
     given = {RUN_OPTIONS[name]: value for name, value in options.items() if value is not None}

@@ -172,7 +172,8 @@ def snapshot(stage: Stage, name: str) -> None:
 
 def save_student(stage: Stage, path: Path) -> None:
     """The student in the native format, with its return: ready to be the next run's teacher."""
-    student, teacher = stage.student, stage.teacher
+    student = stage.student
+    teacher = stage.teacher if stage.entry.method.learns_from_teacher else None
     if not all(bool(value.isfinite().all()) for value in student.network.state_dict().values()):
         raise UserError(
             "the student's weights are NaN or infinite: training has diverged; start again with a lower "

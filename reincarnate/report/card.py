@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reincarnate.report.page import normalised, number, settings_read, shares, teacher_rows, verdict
+from reincarnate.report.page import (
+    normalised,
+    number,
+    settings_read,
+    shares,
+    teacher_rows,
+    teacher_title,
+    verdict,
+)
 from reincarnate.report.rundir import RunData, short_path
 from reincarnate.types import Returns
 
@@ -24,11 +32,11 @@ def card(run: RunData, *, repo: str | None = None, chain: Sequence[Mapping[str, 
     ``repo`` is the Hub repository that the card is for, if there is one; ``chain`` its ``lineage.json``.
     """
     student, teacher = run.result["student"]["name"], run.result["teacher"]
-    about = (
-        f"reincarnated from the teacher {code(short_path(teacher['ref']))}"
-        if teacher
-        else "trained without a teacher"
-    )
+    about = "trained without a teacher"
+    if teacher:
+        ref = code(short_path(teacher["ref"]))
+        from_scratch = f"trained from scratch and measured beside the teacher {ref}"
+        about = f"reincarnated from the teacher {ref}" if run.reincarnated else from_scratch
     sections = [
         f"# {_line(student)} on {_line(run.result['env'])}",
         f"A {code(student)} agent that plays {code(run.result['env'])}, {about} with "
@@ -70,8 +78,9 @@ def _front_matter(run: RunData) -> str:
             )
         ]
     )
-    tags = [env, "reinforcement-learning", "deep-reinforcement-learning", "reincarnating-rl", student]
-    teacher = run.teacher or {}
+    method = ["reincarnating-rl"] if run.reincarnated else []
+    tags = [env, "reinforcement-learning", "deep-reinforcement-learning", *method, student]
+    teacher = (run.teacher or {}) if run.reincarnated else {}
     data = ModelCardData(
         base_model=teacher["resolved"] if teacher.get("revision") else None,  # only the Hub has revisions
         library_name="reincarnate",
@@ -92,7 +101,7 @@ def _returns(run: RunData) -> str:
     labels = {
         "final": f"{_line(student)} after {run.moment('final')}",
         "offline": f"{_line(student)} after {run.moment('offline')}",
-        "teacher": "its teacher",
+        "teacher": "its teacher" if run.reincarnated else "the teacher beside it",
         "random": "random policy",
     }
     head = ("mean return", "95 % interval", "std", "games", *run.scales)
@@ -127,7 +136,7 @@ def _how_measured(run: RunData) -> str:
 
 def _teacher(run: RunData) -> list[str]:
     rows = teacher_rows(run)
-    return ["## Teacher", _bullets(rows)] if rows else []
+    return [f"## {teacher_title(run)}", _bullets(rows)] if rows else []
 
 
 def _lineage(chain: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -184,7 +193,7 @@ def _training(run: RunData) -> str:
     rows += [(name, value) for name, value in settings_read(run) if name.startswith(_SETTINGS)]
     rows += [(name, run.result[name]) for name in ("device", "precision")]
     rows += list(run.result["versions"].items())
-    method = f"\n\nThe method is QDagger: {_PAPER}." if run.result["teacher"] else ""
+    method = f"\n\nThe method is QDagger: {_PAPER}." if run.reincarnated else ""
     return _bullets(rows) + method
 
 

@@ -31,7 +31,7 @@ def page(run: RunData, curves: bytes, losses: bytes | None) -> str:
     parts = [sentences([verdict(run)]), picture("curves of this run", curves)]
     parts += [section("Returns", _returns_table(run), _returns_note(run))]
     if run.teacher is not None:
-        parts.append(section("Teacher", table(("", ""), teacher_rows(run), numbers=())))
+        parts.append(section(teacher_title(run), table(("", ""), teacher_rows(run), numbers=())))
     parts += [section("Phases", _phases_table(run)), section("Buffers", _buffers_table(run))]
     if losses is not None:
         parts.append(section("Losses", picture("losses of this run", losses)))
@@ -58,6 +58,8 @@ def verdict(run: RunData) -> str:
     above = teacher is not None and random is not None and teacher.mean > random.mean
     if teacher is not None and random is not None and not above:
         said.append("The teacher's mean return is not above random play's.")
+    if teacher is not None and not run.reincarnated:
+        said.append("The student learnt from scratch; the teacher was only measured beside it.")
     for name in ("offline", "final"):
         returns, share = run.returns(name), run.normalized(name)
         if returns is not None:
@@ -70,6 +72,11 @@ def verdict(run: RunData) -> str:
     if latched is not None:
         said.append(f"From agent step {latched:,} on it learnt without the teacher.")
     return " ".join(said) or "The student has not been evaluated yet."
+
+
+def teacher_title(run: RunData) -> str:
+    """Of the section that describes the teacher."""
+    return "Teacher" if run.reincarnated else "Teacher, not learnt from"
 
 
 def teacher_rows(run: RunData) -> list[tuple[str, Any]]:

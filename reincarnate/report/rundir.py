@@ -42,8 +42,17 @@ class RunData:
     def title(self) -> str:
         """E.g. ``Breakout-v5: bundled/Breakout-dqn → qdagger-dqn``."""
         teacher, student = self.result["teacher"], self.result["student"]["name"]
-        origin = f"{short_path(teacher['ref'])} → " if teacher else ""
-        return " ".join(f"{self.result['env']}: {origin}{student}".split())
+        if teacher and self.reincarnated:
+            student = f"{short_path(teacher['ref'])} → {student}"
+        elif teacher:
+            student += f", measured beside {short_path(teacher['ref'])}"
+        return " ".join(f"{self.result['env']}: {student}".split())
+
+    @property
+    def reincarnated(self) -> bool:
+        """Whether the student learnt from the teacher; one from scratch is at most measured beside it."""
+        teacher = self.result["teacher"]
+        return teacher is not None and bool(teacher.get("learnt_from", True))  # older runs do not say
 
     @property
     def env(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from reincarnate.estimate import estimate
 from reincarnate.logger import RunLogger
 from reincarnate.progress import Progress
 from reincarnate.ranks import Ranks
+from reincarnate.students.student import StudentEntry, with_teacher
+from reincarnate.teachers.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,19 @@ def open_new(config: RunConfig, folder: Path | None, progress: Progress, ranks: 
     runfiles.refuse_used(folder)  # a quicker run may have come and gone meanwhile
     described = parts.teacher.to_json() if parts.teacher else None
     runfiles.write_start(folder, config, described, result.versions(), ranks.size)
+    if parts.teacher is not None and not parts.entry.method.learns_from_teacher:
+        progress.say(_only_measured(parts.entry, parts.teacher))
     progress.say(f"run directory: {folder}")
     progress.say(plan)
     return Opened(folder, parts, lock)
+
+
+def _only_measured(entry: StudentEntry, teacher: Teacher) -> str:
+    """What a teacher beside a scratch student is for, and which student would learn from it."""
+    taught = with_teacher(entry)
+    instead = f"; {taught.name} learns from it" if taught else ""
+    measured = f"{teacher.card.ref} is only measured beside it"
+    return f"student {entry.name} does not learn from a teacher: {measured}{instead}"
 
 
 @contextlib.contextmanager

@@ -24,11 +24,11 @@ _FIELDS = ("name", "revision", "sha256", "format", "algorithm", "architecture", 
 def ancestors(
     folder: Path, result: dict[str, Any], generations: int = _MAX_GENERATIONS
 ) -> list[dict[str, Any]]:
-    """Entries of a run's teacher and of all before it; empty without a teacher."""
+    """Entries of a run's teacher and of all before it; empty without a teacher that it learnt from."""
     teacher = runfiles.read_teacher(folder)
-    if teacher is None or generations == 0:
-        return []
     measured = result.get("teacher") or {}
+    if teacher is None or generations == 0 or not measured.get("learnt_from", True):
+        return []
     entry = {
         "name": teacher["ref"] if is_local(teacher) else teacher["resolved"],
         "revision": teacher["revision"],
