@@ -31,7 +31,7 @@ STILL_SECONDS = 60.0
 #: A terminal is redrawn at most this often.
 REDRAW_SECONDS = 0.2
 _BAR_WIDTHS = (36, 24, 16, 10)
-_FIRST = ("return", "G_T", "G_random", "m")
+_FIRST = ("return", "training_return", "evaluation", "G_T", "G_random", "m")
 
 
 class Progress:

@@ -16,6 +16,7 @@ from reincarnate.phases.stage import Stage
 from reincarnate.progress import Progress
 from reincarnate.runner import Run
 from reincarnate.sharing import lineage
+from reincarnate.wording import number_text
 
 from paths import SHARED_CHECKPOINTS, needs_checkpoints
 from small_runs import TEACHER, quiet, read, same_tensors, scalar_steps, small_config, student_weights
@@ -47,6 +48,29 @@ def test_a_run_without_an_online_phase_evaluates_its_student_once(cache: Path, t
     document = Run.start(none, tmp_path / "none", quiet()).execute()
     assert document["student"]["offline_return"] is None
     assert document["student"]["final_return"] is not None  # measured, as nobody has before
+
+
+def test_closing_lines_have_the_last_evaluation_and_titles_say_when_it_was(
+    cache: Path, tmp_path: Path
+) -> None:
+    log = io.StringIO()
+    Run.start(small_config(), tmp_path / "run", Progress(stream=log, every_seconds=0.0)).execute()
+    lines = log.getvalue().splitlines()
+    step_of = {"offline": "updates", "online": "agent_steps"}
+    evaluations = read(tmp_path / "run", "curves.json")["evaluations"]
+    means = {(each["phase"], each[step_of[each["phase"]]]): each["return"]["mean"] for each in evaluations}
+    for phase, unit in (("offline", "updates"), ("online", "agent steps")):
+        steps = [step for each, step in means if each == phase]
+        assert len(steps) == 2
+        titles = [line for line in lines if line.startswith("evaluate student") and phase in line]
+        assert any(
+            line.startswith(f"evaluate student during {phase}, at {steps[0]:,} {unit} (") for line in titles
+        )
+        assert any(line.startswith(f"evaluate student after {phase} (") for line in titles)
+        closing = next(line for line in lines if line.startswith(f"{phase}: ") and " in " in line)
+        assert f"evaluation {number_text(means[phase, steps[1]])}" in closing
+    assert "training return" in closing
+    assert not any("return" in line for line in lines if line.startswith("offline: "))
 
 
 def test_scratch_student_learns_by_the_same_loop_without_a_teacher(cache: Path, tmp_path: Path) -> None:

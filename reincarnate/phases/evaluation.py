@@ -67,7 +67,7 @@ def evaluate_student(stage: Stage, phase: str, updates: int, agent_steps: int, s
     """
     rule = student_rule(stage)
     policy = StudentPolicy(stage.student, rule, stage.generator)
-    title = f"evaluate student after {phase} ({rule})"
+    title = f"evaluate student {_moment(stage, phase, updates, agent_steps)} ({rule})"
     returns = _evaluate(stage, policy, title, stage.seed(f"evaluate {phase}", updates), stage.generator)
     stage.curves.add_evaluation(phase, updates, agent_steps, str(rule), returns, seconds)
     scalars = {
@@ -79,6 +79,16 @@ def evaluate_student(stage: Stage, phase: str, updates: int, agent_steps: int, s
     known = {name: value for name, value in scalars.items() if value is not None}
     stage.logger.scalars(f"{phase}/evaluation", known, updates if phase == "offline" else agent_steps)
     return returns
+
+
+def _moment(stage: Stage, phase: str, updates: int, agent_steps: int) -> str:
+    """E.g. ``during offline, at 1,000 updates``, and ``after offline`` at its end."""
+    config = stage.config
+    if phase == "offline":
+        done, total, unit = updates, config.offline.updates, "updates"
+    else:
+        done, total, unit = agent_steps, config.online.agent_steps, "agent steps"
+    return f"after {phase}" if done >= total else f"during {phase}, at {done:,} {unit}"
 
 
 def teacher_normalized(student: Returns, teacher: Returns | None, random: Returns | None) -> float | None:

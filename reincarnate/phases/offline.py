@@ -45,7 +45,8 @@ def offline(stage: Stage, replay: Replay, state: OfflineState) -> None:
             clock.tick()
             if state.evaluations < points_passed(state.updates, config.updates, config.evaluations):
                 learner.log("offline", state.updates)
-                numbers["return"] = _evaluate(stage, state)
+                numbers["evaluation"] = _evaluate(stage, state)
+                bar.update(state.updates, **numbers)  # the last one is made after the last update
                 clock.skip()
             if state.updates >= config.updates:
                 break

@@ -113,6 +113,7 @@ class _Online:
                 bar.update(state.agent_steps, **self._numbers)
             self._learn()  # the last ones due
             self._log()
+            bar.update(state.agent_steps, **self._numbers)  # with the last evaluation
             self._warn_unless_learnt()
             self._clock.tick()
 
@@ -193,7 +194,8 @@ class _Online:
         self._learn()
         self._log()
         self._clock.tick()
-        evaluate_student(stage, "online", state.updates, state.agent_steps, state.seconds)
+        returns = evaluate_student(stage, "online", state.updates, state.agent_steps, state.seconds)
+        self._numbers["evaluation"] = returns.mean
         state.evaluations = points_passed(
             state.agent_steps, self._config.agent_steps, self._config.evaluations
         )
@@ -205,7 +207,7 @@ class _Online:
         if self._coefficient:
             self._coefficient.observe_game(game.env_id, game.raw_return)
         self._recent.append(game.raw_return)
-        self._numbers["return"] = sum(self._recent) / len(self._recent)
+        self._numbers["training_return"] = sum(self._recent) / len(self._recent)
         stage.curves.add_game(state.agent_steps, game.raw_return)
         stage.logger.scalars("online", {"game_return": game.raw_return}, state.agent_steps)
 
