@@ -14,7 +14,6 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoSibling
 
-from reincarnate import files
 from reincarnate.errors import UserError
 from reincarnate.teachers.hub import (
     LOGIN,
@@ -107,14 +106,11 @@ def find_dataset(text: str, announce: Announce | None = None) -> Dataset:
         with relayed(say):
             info = _ask(question, reference, repo)
     except _MissingError:
-        near = files.did_you_mean(Path(text))
-        raise UserError(f"no folder and no Hub dataset {repo}{near}; if it is private, {LOGIN}") from None
+        raise UserError(f"there is no dataset {repo} (if it is private, {LOGIN})") from None
     except _UnreachableError as unreachable:
         folder = _snapshot(repo, revision, _KIND)
         if folder is None:
-            raise UserError(
-                f"{unreachable.reason}, and dataset {text} is not in the cache; {unreachable.advice}"
-            ) from None
+            raise UserError(f"{unreachable.reason}, and dataset {text} is not in the cache") from None
         say(f"{unreachable.reason}: using the cached copy of dataset {repo}, commit {folder.name[:12]}")
         return Dataset(repo, folder.name, folder, None, reference, say)
     commit = _commit_of(info, repo)

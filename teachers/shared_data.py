@@ -46,7 +46,7 @@ def find_teacher_data(
         _refuse_no_data(folder)
         collection = read_teacher_data(folder, teacher, env)
         return TeacherData(text, folder, collection, True, lambda: None)
-    dataset = find_dataset(text, announce)
+    dataset = _found_on_hub(text, announce)
     manifest = dataset.fetch("manifest.json")
     collection = read_teacher_data(manifest.parent, teacher, env, name=f"dataset {dataset.exact}")
     return TeacherData(
@@ -54,10 +54,25 @@ def find_teacher_data(
     )
 
 
+def _found_on_hub(text: str, announce: Callable[[str], None]) -> Dataset:
+    """A mistyped folder may look like a dataset, so what went wrong is said of both readings."""
+    try:
+        return find_dataset(text, announce)
+    except UserError as error:
+        near = files.did_you_mean(Path(text))
+        raise UserError(
+            f"{text!r} is no folder here{near}, and read as a dataset of the Hub: {error}; name the folder "
+            "of a `teachers collect`, or a dataset as owner/name[@revision]"
+        ) from None
+
+
 def _refuse_no_data(folder: Path) -> None:
     if not folder.exists():
         near = files.did_you_mean(folder)
-        raise UserError(f"no folder with teacher data: {str(folder)!r}{near}; `teachers collect` makes one")
+        raise UserError(
+            f"no folder with teacher data: {str(folder)!r}{near}; `teachers collect` makes one, and a "
+            "dataset of the Hub is owner/name[@revision]"
+        )
     if not (folder / "manifest.json").exists():
         raise UserError(
             f"{folder} holds no teacher data (no manifest.json); name the folder of a `teachers collect`"

@@ -137,9 +137,34 @@ def refuses(teacher: Teacher, match: str, text: str = REPO) -> None:
 
 
 def test_what_is_not_there_is_one_line(hub, teacher):
-    refuses(teacher, "no folder and no Hub dataset someone/else", "someone/else")
+    refuses(
+        teacher,
+        "'someone/else' is no folder here, and read as .* there is no dataset someone/",
+        "someone/else",
+    )
     refuses(teacher, "has no revision 'v9'", f"{REPO}@v9")
     refuses(teacher, "no folder with teacher data: 'no/such/folder'", "no/such/folder")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (404, "there is no dataset data/cartpol "),
+        (503, "status 503), and dataset data/cartpol is not in the cache"),
+    ],
+)
+def test_a_mistyped_folder_is_told_in_both_readings(hub, teacher, monkeypatch, tmp_path, status, why):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    (tmp_path / "data" / "cartpole").mkdir(parents=True)
+    hub.inject("/api/", status=status)
+    with pytest.raises(UserError) as caught:
+        find(teacher, "data/cartpol")
+    line = str(caught.value)
+    assert line.startswith("'data/cartpol' is no folder here (did you mean 'data/cartpole'?), and read as ")
+    assert why in line
+    assert "name the folder of a `teachers collect`, or a dataset as owner/name[@revision]" in line
+    assert "bundled" not in line  # what would serve for a teacher is no data
 
 
 def test_a_dataset_of_something_else_is_refused(hub, teacher, files):
