@@ -66,6 +66,7 @@ class TeacherReturn:
     agrees: bool | None  # Welch test p > 0.05; None if nothing is claimed
     diagnosis: Diagnosis | None = None  # where it was asked for and something had to be explained
     asked: bool = False  # for a diagnosis
+    name: str = ""  # of the teacher, for people
 
     @property
     def remark(self) -> str | None:
@@ -192,6 +193,7 @@ def evaluate_teacher(
         agrees(returns, reported),
         diagnosis,
         asked=explain != "never",
+        name=loaded.card.name,
     )
 
 
@@ -213,7 +215,7 @@ def _claim(teacher: Teacher, given: str | None, needed: bool) -> Reported | None
             raise UserError(f"no claim {given!r}; give a mean, or MEAN +/- STD, e.g. '295.5 +/- 12.3'")
     if needed and reported is None:
         raise UserError(
-            f"nothing is claimed for {teacher.card.resolved}, so there is nothing to diagnose; "
+            f"nothing is claimed for {teacher.card.name}, so there is nothing to diagnose; "
             "pass what it should reach as --claim 'MEAN +/- STD'"
         )
     return reported

@@ -75,6 +75,11 @@ class TeacherCard:
     reported: Reported | None = None
     assumed: dict[str, str] = field(default_factory=dict)  # EnvSpec field -> why this value is believed
 
+    @property
+    def name(self) -> str:
+        """What lines call it: a repository as it was resolved, what is on this machine as it was named."""
+        return self.ref if self.revision is None else self.resolved
+
 
 class Teacher:
     """A policy that does not learn any more.

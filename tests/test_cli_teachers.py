@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from reincarnate.cli import main
 from reincarnate.cli.teachers import table
+from reincarnate.teachers.reference import BUNDLED
+from reincarnate.teachers.teacher import TeacherCard
 
 from small_runs import TEACHER
 
@@ -54,6 +58,22 @@ def test_eval_is_remembered_by_show_and_a_remark_names_the_claims_rule() -> None
     assert "405.6 ± 65.6" in text
     assert "(4 games, epsilon=0.9, envpool, CartPole-v1, 20" in text
     assert "10,934" in text
+
+
+def test_eval_names_the_file_that_the_user_named(tmp_path: Path) -> None:
+    """Of a snapshot that was downloaded, say, whose folder is called after its commit."""
+    file = tmp_path / "snapshots" / ("ab" * 20) / "agent.safetensors"
+    file.parent.mkdir(parents=True)
+    shutil.copyfile(BUNDLED / "CartPole-dqn" / "teacher.safetensors", file)
+    done = invoke("eval", str(file), "--episodes", "2")
+    assert done.stdout.splitlines()[0].startswith(f"{file} (epsilon=0.01): ")
+    assert invoke("eval", TEACHER, "--episodes", "2").stdout.startswith(f"{TEACHER} (epsilon=0.01): ")
+
+
+def test_a_hub_teacher_is_called_by_what_it_resolved_to() -> None:
+    card = TeacherCard("cleanrl/short", "cleanrl/short-seed1", "ab" * 20, "f", "0" * 64, "native")
+    assert card.name == "cleanrl/short-seed1"
+    assert dataclasses.replace(card, ref="./f", resolved="/somewhere", revision=None).name == "./f"
 
 
 def test_diagnosis_is_asked_for_and_its_table_ends_with_the_setting() -> None:

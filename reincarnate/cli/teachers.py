@@ -140,7 +140,7 @@ def _measured(measured: TeacherReturn) -> list[str]:
     agrees = {True: "agrees with the reported", False: "differs from the reported", None: "reported:"}
     reported = measured.reported
     claim = f"{agrees[measured.agrees]} {reported}" if reported else "nothing is reported"
-    lines = [f"{measured.resolved} ({measured.act}): {measured.returns}", claim]
+    lines = [f"{measured.name} ({measured.act}): {measured.returns}", claim]
     lines += [measured.remark] if measured.remark else []
     if measured.diagnosis is not None:
         lines += _diagnosed(measured.diagnosis)
