@@ -170,10 +170,13 @@ def evaluate_teacher(
         progress: where to show progress; standard error unless given.
 
     Raises:
-        UserError: no such teacher, environment or acting rule; nothing is claimed that could be explained.
+        UserError: no such teacher, environment or acting rule; nothing is claimed that could be explained,
+            or the teacher cannot be diagnosed.
     """
     _check({"evaluate.games": episodes, "env.num_envs": num_envs, "seed": seed, "env.backend": backend})
     loaded = _load(teacher, env_id, pick_device(device), announce)
+    if explain != "never":
+        _refuse_memory(loaded)
     reported = _claim(loaded, claim, explain != "never")
     rule = parse_act_rule(act_rule, loaded.spec.outputs)
     setting = Setting(loaded.spec.env, rule, backend, wrappers or source_wrappers(loaded))
@@ -195,6 +198,15 @@ def evaluate_teacher(
         asked=explain != "never",
         name=loaded.card.name,
     )
+
+
+def _refuse_memory(teacher: Teacher) -> None:
+    """Before anything is played: the causes of a diagnosis are played without a state."""
+    if teacher.recurrent:
+        raise UserError(
+            f"{teacher.card.name} has an LSTM, and a diagnosis plays single observations without a memory: "
+            "leave out --diagnose"
+        )
 
 
 def _to_be_explained(explain: Explain, returns: Returns, reported: Reported) -> bool:

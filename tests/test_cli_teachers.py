@@ -12,9 +12,12 @@ from click.testing import CliRunner, Result
 
 from reincarnate.cli import main
 from reincarnate.cli.teachers import table
+from reincarnate.teachers.formats import save_native
 from reincarnate.teachers.reference import BUNDLED
-from reincarnate.teachers.teacher import TeacherCard
+from reincarnate.teachers.teacher import Reported, TeacherCard, TeacherSpec
+from reincarnate.teachers.zoo import load_teacher
 
+from cli_calls import refused
 from small_runs import TEACHER
 
 TRIAL = {"cause", "setting", "return", "p", "agrees", "p_change", "share", "problem"}
@@ -96,6 +99,20 @@ def test_nothing_is_diagnosed_where_the_claim_holds_or_where_there_is_none(tmp_p
     bad = invoke("eval", TEACHER, "--claim", "many")
     assert (bad.exit_code, bad.stdout) == (2, "")
     assert "no claim 'many'" in bad.stderr
+
+
+@pytest.mark.parametrize("option", ["--diagnose", "--diagnose-always"])
+def test_an_agent_with_a_memory_is_not_diagnosed_and_nothing_is_played(option: str, tmp_path: Path) -> None:
+    env = load_teacher(TEACHER).spec.env
+    spec = TeacherSpec(env, "policy_logits", "mlp", {"hidden": [8], "core": 8}, "muesli")
+    file = tmp_path / "student.safetensors"
+    save_native(file, spec.build(), spec, reported=Reported(500.0, "the run that trained it", 1.0, 16))
+    line = refused(invoke("eval", str(file), option))
+    assert line == (
+        f"reincarnate: {file} has an LSTM, and a diagnosis plays single observations without a memory: "
+        "leave out --diagnose"
+    )
+    assert invoke("eval", str(file), "--episodes", "2").exit_code == 0
 
 
 def test_collect_has_a_json_document(tmp_path: Path) -> None:
