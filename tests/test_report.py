@@ -12,6 +12,7 @@ from reincarnate.errors import UserError
 from reincarnate.report import model_card, plot_run, plots, read_run, write_report
 from reincarnate.report import page as page_module
 
+from cli_calls import invoke, refused
 from html_page import Page
 from reported_runs import KINDS, make_run
 
@@ -127,4 +128,16 @@ def test_damaged_runs_are_one_clear_line(tmp_path: Path, name: str, text: str | 
 
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run with a result yet"):
-        write_report(tmp_path / "nowhere")
+        write_report(tmp_path)
+
+
+def test_a_path_that_does_not_exist_is_said_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("runs/demo"))
+    for given, told in (
+        ("runs/demmo", "'runs/demmo' does not exist (did you mean 'runs/demo'?); give the folder of a run"),
+        ("NOTHERE", "'NOTHERE' does not exist; give the folder of a run"),
+    ):
+        assert refused(invoke("report", given)) == f"reincarnate: {told}"
+        assert refused(invoke("report", "runs/demo", given, "--out", "both")) == f"reincarnate: {told}"
+    assert not Path("both").exists()

@@ -113,6 +113,9 @@ def read_run(directory: Path | str) -> RunData:
         UserError: no run there, of another version, or a file of it is damaged.
     """
     folder = Path(directory)
+    if not folder.exists():
+        near = files.did_you_mean(folder)
+        raise UserError(f"{str(folder)!r} does not exist{near}; give the folder of a run")
     if not (folder / "result.json").is_file():
         raise UserError(f"{folder} holds no run with a result yet (no result.json)")
     result = _object(folder / "result.json")
