@@ -61,7 +61,7 @@ def test_levels_carry_their_numbers(full_figure: Any) -> None:
     assert texts[1].startswith("random policy  2.0 [")
     assert texts[2:] == [
         "student, evaluated (95 % interval)",
-        "student, training games (dots; line: mean of 20)",
+        "student, training games (dots; line: mean of the last 13 to 20)",  # 49 games: from a quarter on
     ]
 
 
@@ -105,6 +105,18 @@ def test_thinned_games_are_drawn_as_a_line_only(tmp_path: Path) -> None:
     curves.save(folder / "curves.json")
     figure = plot_run(folder)
     assert figure.legends[0].get_texts()[3].get_text() == "student, training games (mean of 20)"
+
+
+@pytest.mark.parametrize(("games", "told"), [(1, "1"), (8, "the last 2 to 8"), (100, "20")])
+def test_the_legend_says_of_how_many_games_the_line_is_a_mean(games: int, told: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    curves = Curves.load(folder / "curves.json")
+    curves.games = Curves().games
+    for step in range(games):
+        curves.add_game(100 * step, 50.0)
+    curves.save(folder / "curves.json")
+    shown = plot_run(folder).legends[0].get_texts()[3].get_text()
+    assert shown == f"student, training games (dots; line: mean of {told})"
 
 
 def test_names_from_elsewhere_are_not_read_as_formulas(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def _draw_games(axes: Axes, run: RunData) -> None:
     window = run.config.get("distill", {}).get("window_games", 20)
     means = [_number(mean) for mean in moving_mean(points, window)]
     first = _first_full(points, window)
-    label = f"{_GAMES} ({'dots; line: ' if singly else ''}mean of {window})"
+    label = f"{_GAMES} ({'dots; line: ' if singly else ''}{_mean_of(points, first, window)})"
     axes.plot(steps[first:], means[first:], color=SKY, lw=1.1, zorder=2, label=label)
 
 
@@ -272,6 +272,12 @@ def _first_full(points: Sequence[Point], window: int) -> int:
         if played >= enough:
             return index
     return 0
+
+
+def _mean_of(points: Sequence[Point], first: int, window: int) -> str:
+    """What the line that starts at point ``first`` is, e.g. ``mean of the last 2 to 8``."""
+    games = [min(window, sum(point.count for point in part)) for part in (points[: first + 1], points)]
+    return f"mean of {games[1]}" if games[0] == games[1] else f"mean of the last {games[0]} to {games[1]}"
 
 
 def _number(value: float | None) -> float:
