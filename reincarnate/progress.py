@@ -342,14 +342,15 @@ def speed(phase: Phase) -> tuple[str, ...]:
     rate, eta = phase.rate, phase.eta_seconds
     if rate is None:
         return ()
-    return (f"{number_text(rate)} {phase.unit}/s",) + (
-        () if eta is None else (f"ETA {clock_text(math.ceil(eta))}",)
-    )
+    shown = f"{number_text(rate)} {phase.unit}/s"
+    return (shown,) if eta is None else (shown, f"ETA {clock_text(math.ceil(eta))}")
 
 
 def summary(phase: Phase, ended: bool) -> list[str]:
     """E.g. ``offline: 2,500 updates in 2:03``, ``20.3 updates/s``; work before a resume is not counted."""
     work, rate = phase.done - phase.first, phase.mean_rate
+    if ended and phase.first and not work:
+        return [f"{phase.name}: {phase.first:,} {phase.unit} found, nothing left to do"]
     stopped = "" if ended else f"stopped at {counts(phase)}, "
     head = f"{phase.name}: {stopped}{work:,} {phase.unit} in {clock_text(phase.seconds)}"
     return [head] if rate is None else [head, f"{number_text(rate)} {phase.unit}/s"]

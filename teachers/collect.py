@@ -165,7 +165,7 @@ def collect(
             frames are on disk, they are in the artefact itself.
         checkpoint: asked after every vector step whether to write a segment now.
         on_step: progress; may raise to stop: what was collected is written first.
-        on_found: told how many agent steps of an unfinished collection are there, before it goes on.
+        on_found: told how many agent steps are there already, if any, before a collection goes on.
         folder: where D_T lives; the cache unless given.
 
     Raises:
@@ -178,8 +178,8 @@ def collect(
         artefact.load_into(replay)
         replay.spill = artefact.spill
         reused = artefact.complete
+        on_found(replay.agent_steps)
         if not reused:
-            on_found(replay.agent_steps)
             _grow(teacher, collection, replay, artefact, device, checkpoint, on_step)
     replay.spill = None
     replay.freeze()

@@ -33,7 +33,9 @@ CONTRACT: dict[str, Any] = {
     "format": None,
     "status": None,
     "env": None,
-    "teacher": {"ref", "resolved", "revision", "sha256", "format", "act", "return", "reported"},
+    "teacher": {
+        "ref", "resolved", "revision", "sha256", "format", "learnt_from", "act", "return", "reported",
+    },
     "random": RETURN,
     "student": {
         "name", "act", "offline_return", "final_return", "teacher_normalized", "human_normalized",
@@ -131,8 +133,11 @@ def test_the_same_seed_gives_the_same_student_and_reuses_the_teacher_data(
     finished: Path, cache: Path, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix != ".lock"}
-    result = Run.start(small_config(), tmp_path / "again", quiet()).execute()
+    log = io.StringIO()
+    result = Run.start(small_config(), tmp_path / "again", Progress(stream=log)).execute()
     assert result["phases"]["collect"]["reused"]
+    steps = result["phases"]["collect"]["agent_steps"]
+    assert f"collect: {steps} agent steps found, nothing left to do" in log.getvalue().splitlines()
     assert result["phases"]["collect"]["agent_steps_per_s"] is None
     assert same_tensors(student_weights(tmp_path / "again"), student_weights(finished))
     after = {path: path.stat().st_mtime_ns for path in before}
@@ -172,8 +177,12 @@ def test_a_stopped_run_goes_on_where_it_was(finished: Path, cache: Path, tmp_pat
         Run.start(small_config(), folder, quiet()).execute()
     assert read(folder, "result.json")["status"] == "stopped"
     stopped = read(folder, "checkpoint/state.json")["state"]
-    result = Run.resume(folder, quiet()).execute()
+    log = io.StringIO()
+    result = Run.resume(folder, Progress(stream=log)).execute()
     assert result["status"] == "done"
+    [estimated] = [line for line in log.getvalue().splitlines() if line.startswith("about ")]
+    assert " left on this machine (" in estimated
+    assert ("offline" in estimated, "online" in estimated) == (point <= 120, True)
     # Finished phases are not repeated: their returns are the uninterrupted run's, every point is there once.
     expected = read(finished, "result.json")
     assert result["teacher"]["return"] == expected["teacher"]["return"]

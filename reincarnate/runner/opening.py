@@ -19,7 +19,7 @@ from reincarnate.checkpoint import CheckpointFolder
 from reincarnate.config import RunConfig
 from reincarnate.device import Precision
 from reincarnate.errors import UserError
-from reincarnate.estimate import estimate
+from reincarnate.estimate import NOTHING_DONE, Done, Estimate, estimate
 from reincarnate.logger import RunLogger
 from reincarnate.progress import Progress
 from reincarnate.ranks import Ranks
@@ -61,7 +61,7 @@ def open_new(config: RunConfig, folder: Path | None, progress: Progress, ranks: 
         runfiles.refuse_used(folder)
     parts = prepare.prepare(config, announce=progress.say, folder=folder, ranks=ranks)
     config = parts.config
-    plan = _estimate(config, parts, ranks.size)  # makes the first environments, which may be refused too
+    plan = foreseen(config, parts, ranks.size)  # makes the first environments, which may be refused too
     folder = folder or runfiles.free_folder(parts.spec.env_id, config)
     folder.mkdir(parents=True, exist_ok=True)
     lock = runfiles.lock(folder)
@@ -71,7 +71,7 @@ def open_new(config: RunConfig, folder: Path | None, progress: Progress, ranks: 
     if parts.teacher is not None and not parts.entry.method.learns_from_teacher:
         progress.say(_only_measured(parts.entry, parts.teacher))
     progress.say(f"run directory: {folder}")
-    progress.say(plan)
+    progress.say(plan.text(config.preset))
     return Opened(folder, parts, lock)
 
 
@@ -145,11 +145,11 @@ def _saved_state(checkpoints: CheckpointFolder) -> dict[str, Any] | None:
     return state
 
 
-def _estimate(config: RunConfig, parts: prepare.Parts, ranks: int) -> str:
-    """The line that says how long it will take; leaves the run's random numbers as they were."""
+def foreseen(config: RunConfig, parts: prepare.Parts, ranks: int, done: Done = NOTHING_DONE) -> Estimate:
+    """How long what is left will take; leaves the run's random numbers as they were."""
     state = parts.generator.get_state()
     try:
-        return estimate(config, parts, ranks).text(config.preset)
+        return estimate(config, parts, ranks, done)
     finally:
         parts.generator.set_state(state)
 

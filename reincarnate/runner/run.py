@@ -13,13 +13,15 @@ from reincarnate import files, phases, report, result
 from reincarnate.checkpoint import CheckpointClock, CheckpointFolder
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
+from reincarnate.estimate import Done
 from reincarnate.logger import RunLogger, SilentLogger
 from reincarnate.phases import Stage, Stopped
+from reincarnate.prepare import Parts
 from reincarnate.progress import Progress
 from reincarnate.ranks import ALONE, Ranks
 from reincarnate.replay import Replay
 from reincarnate.runner.buffers import Buffers
-from reincarnate.runner.opening import Chosen, Opened, open_again, open_beside, open_new
+from reincarnate.runner.opening import Chosen, Opened, foreseen, open_again, open_beside, open_new
 from reincarnate.runner.record import Record
 from reincarnate.runner.saved import SavedState
 from reincarnate.signals import stopping_on_signals
@@ -116,7 +118,14 @@ class Run:
         if opened.saved:
             run._saved.restore()
         progress.say(f"resuming {opened.folder} after {', '.join(run.record.finished) or 'nothing finished'}")
+        if ranks.first and "online" not in run.record.finished:
+            run._say_what_is_left(opened.parts)
         return run
+
+    def _say_what_is_left(self, parts: Parts) -> None:
+        record = self.record
+        done = Done(record.finished, record.offline.updates, record.online.agent_steps)
+        self.progress.say(foreseen(self.config, parts, self._ranks.size, done).text(left=True))
 
     # ------------------------------------------------------------ doing it
 
