@@ -72,7 +72,9 @@ def bench(
         announce: told, a line at a time, what is being measured.
 
     Returns:
-        The JSON object of ``reincarnate bench --json``.
+        The JSON object of ``reincarnate bench --json``. Of each phase the rate, ``bound`` and ``fraction``
+        are medians over the turns, each by itself: ``fraction`` is the median of the turns' own fractions of
+        the bound, and not the quotient of the other two.
 
     Raises:
         UserError: an environment, student, device or number that does not exist or fit.

@@ -96,6 +96,14 @@ def test_the_command_prints_json_or_a_table() -> None:
     table = CliRunner().invoke(main, arguments).stdout
     assert "agent steps/s of" in table
     assert "bytes per transition" in table
+    lines = table.splitlines()
+    assert (
+        lines[1] == "medians of 5 turns; a share is the median of the turns' shares, not the rates' quotient"
+    )
+    assert [", share " in line for line in lines[2:5]] == [True] * 3
+    assert "not the quotient of the two medians" in " ".join(
+        CliRunner().invoke(main, ["bench", "--help"]).stdout.split()
+    )
 
 
 def test_an_environment_without_a_bundled_teacher_gets_random_weights() -> None:

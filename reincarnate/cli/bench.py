@@ -20,8 +20,13 @@ from reincarnate.cli.group import main, print_result, say
 @click.option("--seconds", type=float, default=10.0, show_default=True, help="Per phase, and per bound.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def bench(as_json: bool, **options: Any) -> None:
-    """Rate of each phase beside what this machine could do, measured in turns."""
+    """Rate of each phase beside what this machine could do, measured in turns.
+
+    Rate, bound and share (`fraction` in the JSON document) are medians over the turns, each by itself: the
+    share is the median of the turns' own shares, not the quotient of the two medians.
+    """
     from reincarnate.bench import bench as measure
+    from reincarnate.meter import TURNS
 
     found = measure(announce=say, **options)
 
@@ -30,6 +35,7 @@ def bench(as_json: bool, **options: Any) -> None:
         sample, update = found["sample"]["seconds_per_batch"], found["sample"]["fraction_of_update"]
         return [
             ", ".join(f"{name} {found[name]}" for name in about),
+            f"medians of {TURNS} turns; a share is the median of the turns' shares, not the rates' quotient",
             *(_phase_line(name, found[name]) for name in ("collect", "offline", "online")),
             f"sample   {1e3 * sample:10.2f} ms per batch, {update:.1%} of an update",
             f"memory   {found['memory']['bytes_per_transition']:10,} bytes per transition",
@@ -41,4 +47,4 @@ def bench(as_json: bool, **options: Any) -> None:
 def _phase_line(name: str, phase: dict[str, float]) -> str:
     (unit, rate), bound = next(iter(phase.items())), phase["bound"]
     words = unit.removesuffix("_per_s").replace("_", " ")
-    return f"{name:<8} {rate:10,.1f} {words}/s of {bound:,.1f} possible: {phase['fraction']:.0%}"
+    return f"{name:<8} {rate:10,.1f} {words}/s of {bound:,.1f} possible, share {phase['fraction']:.0%}"
