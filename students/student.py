@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from reincarnate.acting import ActRule
-from reincarnate.config import RunConfig
+from reincarnate.config import RunConfig, field_names
 from reincarnate.device import Precision, Step, choose_precision
 from reincarnate.errors import UserError
 from reincarnate.networks import Network, default_network
@@ -173,8 +173,11 @@ class StudentEntry:
     reads: tuple[str, ...] | None = None
 
     def does_read(self, setting: str) -> bool:
-        """Whether ``setting``, a dotted name, can make a difference to a run of this student."""
-        if self.reads is None:
+        """Whether ``setting``, a dotted name, can make a difference to a run of this student.
+
+        One that does not exist is not left out either, so that whoever applies it says so.
+        """
+        if self.reads is None or setting not in field_names():
             return True
         known = (*RUN_READS, *self.method.reads, *self.reads)
         return any(setting == name or setting.startswith(f"{name}.") for name in known)

@@ -122,6 +122,8 @@ def test_of_several_students_one_is_enough_and_each_gets_its_own() -> None:
     refuse_unread(both, given)
     assert settings_read_by(both[0], given) == {"offline.updates": "5", "seed": "3"}
     assert settings_read_by(both[1], given) == {"muesli.discount": "0.9", "seed": "3"}
+    refuse_unread(both, ["muesli.discont"])  # `override` knows the nearest name
+    assert settings_read_by(both[0], {"muesli.discont": "1"}) == {"muesli.discont": "1"}
     with pytest.raises(UserError, match=r"students dqn, qdagger-dqn do not read it: leave it out$"):
         refuse_unread([get_student("dqn"), get_student("qdagger-dqn")], given)
 
