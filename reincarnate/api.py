@@ -26,11 +26,12 @@ from reincarnate.device import pick_device
 from reincarnate.diagnose import Diagnosis, Setting, diagnose
 from reincarnate.errors import UserError
 from reincarnate.evaluate import RecurrentPolicy, evaluate
+from reincarnate.prepare import configured
 from reincarnate.progress import Progress
 from reincarnate.ranks import Ranks
 from reincarnate.replay import Buffer, Replay, storage
 from reincarnate.runner import Run
-from reincarnate.students.student import get_student, refuse_unread
+from reincarnate.students.student import get_student
 from reincarnate.teachers import measured
 from reincarnate.teachers.claims import LEVEL, agrees, p_value, parse_claim
 from reincarnate.teachers.collect import Collected, Collection, collect
@@ -122,12 +123,7 @@ def _run_config(teacher: str | None, student: str, preset: str, given: dict[str,
             raise UserError(f"{name} is not a setting; pass it as --{name}")
     if given.get("collect.teacher_data"):  # found again from any folder on resume
         given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
-    entry = get_student(student)
-    explores = not entry.method.needs_teacher
-    base = configuration.preset(preset, explores=explores, scratch=teacher is None, student=student)
-    config = configuration.override(base, {"teacher": teacher, "student": student, **given})
-    refuse_unread([entry], given)
-    return config
+    return configured(get_student(student), teacher, preset, given)
 
 
 def resume(folder: Path | str, progress: Progress | None = None) -> RunResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from reincarnate import config as configuration
 from reincarnate import files, seeds
 from reincarnate.acting import parse_act_rule
 from reincarnate.checkpoint import student_data_folder
@@ -26,7 +27,7 @@ from reincarnate.replay import Sampler, storage
 from reincarnate.replay.frames import packed_frame_bytes
 from reincarnate.replay.storage import Buffer, Choice
 from reincarnate.runfiles import exact_reference
-from reincarnate.students.student import Student, StudentEntry, get_student
+from reincarnate.students.student import Student, StudentEntry, get_student, refuse_unread
 from reincarnate.teachers.collect import Collection
 from reincarnate.teachers.shared_data import TeacherData, find_teacher_data
 from reincarnate.teachers.teacher import Teacher
@@ -139,6 +140,38 @@ def prepare(
         chosen_storage,
         data.folder if data else None,
     )
+
+
+def configured(entry: StudentEntry, teacher: str | None, preset: str, given: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run: a preset of this student, and what the user gives over it.
+
+    Raises:
+        UserError: no such preset or setting, a value that it does not take, or one that this student does
+            not read.
+    """
+    explores = not entry.method.needs_teacher
+    base = configuration.preset(preset, explores=explores, scratch=teacher is None, student=entry.name)
+    config = configuration.override(base, {"teacher": teacher, "student": entry.name, **given})
+    refuse_unread([entry], given)
+    return config
+
+
+def refuse_unfit(config: RunConfig, teacher: Teacher | None, announce: Callable[[str], None]) -> None:
+    """Refuse what :func:`prepare` would refuse of a run, whatever machine it will run on; nothing is written.
+
+    Memory, disks and devices are those of the machine that runs it, so only that one can refuse them.
+
+    Raises:
+        UserError: an environment, teacher's data, acting rules or a student that do not fit.
+    """
+    entry = get_student(config.student)
+    if teacher is not None:
+        parse_act_rule(config.evaluate.teacher_act, teacher.spec.outputs)
+    spec = environment(config.env, teacher)
+    _teacher_data(config, entry, teacher, spec, announce)
+    cpu = torch.device("cpu")
+    student = entry.factory(config, spec, cpu, "fp32", torch.Generator(cpu).manual_seed(0))
+    _check_student(config, student, ALONE)
 
 
 def _teacher(

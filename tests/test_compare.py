@@ -22,6 +22,7 @@ from filelock import FileLock
 from reincarnate import export_teacher
 from reincarnate.cli import main
 from reincarnate.comparison import compare
+from reincarnate.comparison import grid as grids
 from reincarnate.comparison.grid import Grid, plan
 from reincarnate.device import visible_gpus
 from reincarnate.errors import UserError
@@ -34,6 +35,7 @@ from cell_programs import cells, starts, wait_for, write_cell_program
 from compared_runs import make_run
 from small_runs import SMALL, TEACHER, cli_options, read
 
+BREAKOUT = "bundled/Breakout-dqn"
 #: Stands in for `reincarnate run`: the seed says what it does.
 FAKE = """
 import json, pathlib, sys, time
@@ -125,7 +127,10 @@ def test_a_grid_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"teachers": []}, "'qdagger-dqn' needs a teacher: pass --teacher REF"),
         ({"teachers": [TEACHER, TEACHER]}, "is given twice"),
         ({"students": ["dqn"]}, "no student in it learns from a teacher"),
-        ({"students": ["dqn"], "teachers": []}, "the environment must be named: pass --env ID"),
+        (
+            {"students": ["dqn"], "teachers": [], "settings": {}},
+            "the environment must be named: pass --env ID",
+        ),
         ({"students": ["qdagger-dqm"]}, "did you mean 'qdagger-dqn'?"),
         ({"settings": {"td.nstep": 3}}, "did you mean 'td.n_step'?"),
         ({"settings": {"seed": 3}}, "pass it as --seeds"),
@@ -136,6 +141,68 @@ def test_a_grid_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_what_no_run_would_accept_is_refused_before_any_starts(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         small_plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "settings", "message"),
+    [
+        (
+            TEACHER,
+            {"network": "nature"},
+            "qdagger-dqn from bundled/CartPole-dqn: the nature network takes obs",
+        ),
+        (TEACHER, {"env.preset": "machado"}, "env.preset is for runs without a teacher"),
+        (TEACHER, {"env.sticky_probability": 0.25}, "env.sticky_probability does not apply to CartPole-v1"),
+        (BREAKOUT, {"env.full_action_set": True}, "whose network has 4 actions"),
+        (BREAKOUT, {"env.image_size": 96}, "env.image_size is for runs without a teacher"),
+        (TEACHER, {"evaluate.student_act": "foo"}, "no acting rule 'foo'"),
+        (TEACHER, {"evaluate.teacher_act": "foo"}, "no acting rule 'foo'"),
+        (TEACHER, {"collect.teacher_data": "./nowhere"}, "no folder with teacher data"),
+        (TEACHER, {"student": "dqn"}, "pass it as --student"),
+        (TEACHER, {"preset": "paper"}, "pass it as --preset"),
+        (TEACHER, {"muesli.unroll_steps": 3}, "student qdagger-dqn does not read it"),
+        (TEACHER, {"system.device": "tpu"}, "system.device"),
+    ],
+)
+def test_every_cell_is_checked_as_its_run_would_be(teacher: str, settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        plan([teacher], ["qdagger-dqn"], [1], preset="quick", env=None, settings=settings, announce=print)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_scratch_cell_is_checked_too() -> None:
+    with pytest.raises(UserError, match="dqn from scratch: the nature network takes observations"):
+        small_plan(students=["dqn"], teachers=[], env="CartPole-v1", settings={"network": "nature"})
+
+
+def test_each_cell_gets_the_settings_that_its_student_reads() -> None:
+    settings = SMALL | {"muesli.unroll_steps": 3, "td.n_step": 1}
+    grid = small_plan(students=["qdagger-dqn", "qdagger-muesli", "dqn"], seeds=[1], settings=settings)
+    given = [" ".join(cell.arguments) for cell in grid.cells]
+    told = {
+        name: [name in each for each in given] for name in ("muesli.", "td.n_step", "collect.", "online.")
+    }
+    assert told == {
+        "muesli.": [False, True, False],
+        "td.n_step": [True, False, True],
+        "collect.": [True, True, False],
+        "online.": [True, True, True],
+    }
+
+
+def test_a_device_that_only_this_machine_lacks_is_left_to_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reincarnate.device.has_cuda", lambda: False)
+    settings = SMALL | {"system.device": "cuda"}
+    with pytest.raises(UserError, match="no CUDA device"):
+        small_plan(settings=settings)
+    assert small_plan(settings=settings, here=False).cells
+
+
+def test_combinations_are_checked_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    monkeypatch.setattr(grids, "refuse_unfit", lambda config, *rest: checked.append(config.student))
+    small_plan(students=["qdagger-dqn", "dqn"], seeds=range(1, 20))
+    assert checked == ["qdagger-dqn", "dqn"]
 
 
 def test_one_policy_in_two_files_is_refused(tmp_path: Path) -> None:

@@ -115,9 +115,17 @@ def compare(
     _check_jobs(jobs)
     folder = Path(out) if out is not None else Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     _refuse_used(folder)
-    launcher = (launch or Launch()).make(folder, jobs, announce)
+    where = launch or Launch()
+    launcher = where.make(folder, jobs, announce)
     grid = grids.plan(
-        teachers, students, chosen, preset=preset, env=env, settings=settings or {}, announce=announce
+        teachers,
+        students,
+        chosen,
+        preset=preset,
+        env=env,
+        settings=settings or {},
+        announce=announce,
+        here=where.launcher == "local",
     )
     folder.mkdir(parents=True, exist_ok=True)
     with runfiles.lock(folder, _LOCK):

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from reincarnate import config as configuration
 from reincarnate import files
+from reincarnate.device import pick_device
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import Cell
-from reincarnate.prepare import ENV_OVERRIDES
+from reincarnate.prepare import ENV_OVERRIDES, configured, refuse_unfit
+from reincarnate.report.rundir import short_path
 from reincarnate.runfiles import GRID_FILE, exact_reference
-from reincarnate.students.student import StudentEntry, get_student
+from reincarnate.students.student import StudentEntry, get_student, refuse_unread, settings_read_by
 from reincarnate.teachers.shared_data import exact_text
 from reincarnate.teachers.teacher import Teacher
 from reincarnate.teachers.zoo import load_teacher
@@ -28,6 +29,13 @@ from reincarnate.types import EnvSpec
 FORMAT = 1
 #: Of the teacher's part (G_T, G_random, D_T), which all cells share, unless ``teacher_seed`` is set.
 TEACHER_SEED = 1
+_OPTIONS = {
+    "teacher": "--teacher",
+    "student": "--student",
+    "preset": "--preset",
+    "seed": "--seeds",
+    "env.id": "--env",
+}
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,11 @@ def plan(
     env: str | None,
     settings: Mapping[str, Any],
     announce: Callable[[str], None],
+    here: bool = True,
 ) -> Grid:
     """Teacher x student x seed; a student that needs no teacher once per environment and seed.
+
+    ``here``: the cells run on this machine, which must have their device.
 
     Raises:
         UserError: anything in it that no run would accept; nothing to compare.
@@ -93,9 +104,10 @@ def plan(
     if teachers and not needing:
         raise UserError("no student in it learns from a teacher; add one, e.g. --student qdagger-dqn")
     given = _checked(settings)
+    refuse_unread(entries, given)
     loaded = [(ref, load_teacher(ref, env_id=env, announce=announce)) for ref in teachers]
     _refuse_same(loaded)
-    builder = _Builder(preset, given, env)
+    builder = _Builder(preset, given, env, announce, here)
     cells: list[Cell] = []
     for seed in seeds:
         for entry in entries:
@@ -108,9 +120,9 @@ def plan(
 
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, str]:
-    for name, instead in (("seed", "--seeds"), ("env.id", "--env"), ("teacher", "--teacher")):
+    for name, option in _OPTIONS.items():
         if name in settings:
-            raise UserError(f"{name} is not a setting of a comparison; pass it as {instead}")
+            raise UserError(f"{name} is not a setting of a comparison; pass it as {option}")
     given = {"teacher_seed": str(TEACHER_SEED)} | {name: str(value) for name, value in settings.items()}
     if given.get("collect.teacher_data"):  # cells run in other folders and on other machines
         given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
@@ -142,18 +154,28 @@ def _exact(teacher: Teacher) -> str:
 
 
 class _Builder:
-    """Cells of one preset and one set of settings, every combination checked."""
+    """Cells of one preset and one set of settings, every combination checked as its run would be."""
 
-    def __init__(self, preset: str, settings: Mapping[str, str], env: str | None) -> None:
+    def __init__(
+        self,
+        preset: str,
+        settings: Mapping[str, str],
+        env: str | None,
+        announce: Callable[[str], None],
+        here: bool,
+    ) -> None:
         self._preset, self._settings, self._env = preset, dict(settings), env
+        self._announce, self._here = announce, here
         self._names: set[str] = set()
+        self._sound: set[tuple[str, str | None, str]] = set()  # student, teacher, environment
 
     def from_teacher(self, entry: StudentEntry, seed: int, ref: str, teacher: Teacher) -> Cell:
-        self._check(entry, teacher.card.resolved)
+        env, exact = teacher.spec.env.env_id, _exact(teacher)
+        given = settings_read_by(entry, self._settings)
+        self._check(entry, teacher, exact, env, given | ({"env.id": self._env} if self._env else {}))
         where = ["--env", self._env] if self._env is not None else []
-        arguments = ["--teacher", _exact(teacher), *where, *self._common(entry, seed, self._settings)]
+        arguments = ["--teacher", exact, *where, *self._common(entry, seed, given)]
         name = self._name(f"{_slug(ref)}--{entry.name}", seed)
-        env = teacher.spec.env.env_id
         return Cell(name, ref, entry.name, env, seed, entry.method.offline, tuple(arguments))
 
     def scratch(self, entry: StudentEntry, seed: int, teachers: Sequence[Teacher]) -> list[Cell]:
@@ -165,13 +187,14 @@ class _Builder:
             if self._env is None:
                 raise UserError("without a --teacher the environment must be named: pass --env ID")
             specs = {env_spec(self._env).env_id: env_spec(self._env)}
-        self._check(entry, None)
         return [self._scratch(entry, seed, spec, as_teacher=bool(teachers)) for spec in specs.values()]
 
     def _scratch(self, entry: StudentEntry, seed: int, spec: EnvSpec, as_teacher: bool) -> Cell:
         fields = ENV_OVERRIDES if spec.kind == "atari" else ("max_agent_steps",)
         same = {f"env.{name}": str(getattr(spec, name)) for name in fields} if as_teacher else {}
-        arguments = ["--env", spec.env_id, *self._common(entry, seed, same | self._settings)]
+        given = settings_read_by(entry, same | self._settings)
+        self._check(entry, None, None, spec.env_id, given | {"env.id": spec.env_id})
+        arguments = ["--env", spec.env_id, *self._common(entry, seed, given)]
         place = f"{spec.env_id}--" if as_teacher else ""
         name = self._name(f"scratch--{place}{entry.name}", seed)
         return Cell(name, None, entry.name, spec.env_id, seed, False, tuple(arguments))
@@ -180,13 +203,21 @@ class _Builder:
         head = ["--student", entry.name, "--preset", self._preset, "--seed", str(seed)]
         return [*head, *(part for item in settings.items() for part in ("--set", "=".join(item)))]
 
-    def _check(self, entry: StudentEntry, teacher: str | None) -> None:
-        """Refuse what `reincarnate run` would refuse of the settings."""
-        explores = not entry.method.needs_teacher
-        base = configuration.preset(
-            self._preset, explores=explores, scratch=teacher is None, student=entry.name
-        )
-        configuration.override(base, {"teacher": teacher, "student": entry.name, **self._settings})
+    def _check(
+        self, entry: StudentEntry, teacher: Teacher | None, ref: str | None, env: str, given: dict[str, str]
+    ) -> None:
+        """Refuse what ``reincarnate run`` would refuse, once for all seeds."""
+        if (entry.name, ref, env) in self._sound:
+            return
+        config = configured(entry, ref, self._preset, given)
+        if self._here:
+            pick_device(config.system.device)
+        try:
+            refuse_unfit(config, teacher, self._announce)
+        except UserError as error:
+            origin = short_path(teacher.card.ref) if teacher else "scratch"
+            raise UserError(f"{entry.name} from {origin}: {error}") from None
+        self._sound.add((entry.name, ref, env))
 
     def _name(self, stem: str, seed: int) -> str:
         """A folder name that no other cell has, also where names differ in capitals alone."""
