@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from reincarnate.config_muesli import MUESLI_ENVIRONMENT, MUESLI_PRESETS, MuesliConfig
 from reincarnate.config_presets import ENVIRONMENT, EXPLORATION, PRESET_SETTINGS
@@ -263,13 +264,14 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
     try:
         parsed = _scalar(value, hint)
     except (ValueError, TypeError, KeyError, OverflowError):
-        finite = " (a finite number)" if hint is float else ""
+        finite = " (a finite number that float32 can hold)" if hint is float else ""
         raise UserError(f"{name} takes a value of type {hint.__name__}{finite}, got {value!r}") from None
     if hint is int and abs(parsed) > _LARGEST:
         raise UserError(f"{name} must be at most {_LARGEST}, got {value!r}")
     return parsed
 
 
+_FLOAT32 = np.finfo(np.float32)  # what networks, losses and optimisers compute in
 _LARGEST = 10**15  # of whole numbers: exact as a float, and counts of it still fit where they are stored
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -292,7 +294,7 @@ def _scalar(value: Any, hint: type) -> Any:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
-        if not math.isfinite(number):
+        if number and not _FLOAT32.tiny <= abs(number) <= _FLOAT32.max:  # nan fits nowhere
             raise ValueError
         return number
     if not isinstance(value, str):

@@ -71,6 +71,10 @@ class MuesliConfig:
         for name, least in (("sequence_length", 2), ("bins", 2)):
             if getattr(self, name) < least:
                 raise UserError(f"muesli.{name} must be at least {least}, got {getattr(self, name)!r}")
+        for name, most in _AT_MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise UserError(f"muesli.{name} must be at most {most:,}, got {value!r}")
 
     @property
     def clip(self) -> float:
@@ -103,6 +107,16 @@ _NOT_NEGATIVE = (
     "reward_weight",
     "weight_decay",
 )
+
+#: Networks and batches larger than any machine holds.
+_AT_MOST = {
+    "sequence_length": 100_000,
+    "unroll_steps": 1_000,
+    "cmpo_samples": 65_536,
+    "core_units": 16_384,
+    "model_units": 16_384,
+    "bins": 100_000,
+}
 
 # What the students called muesli have in a preset beyond or instead of the common settings.
 _UPDATE: dict[str, Any] = {

@@ -105,7 +105,10 @@ def test_text_becomes_the_fields_type(name: str, text: str, expected: object) ->
         ({"td.discount": 1.5}, r"td.discount must be between 0 and 1"),
         ({"optimizer.learning_rate": "nan"}, r"optimizer.learning_rate takes a value of type float"),
         ({"offline.updates": -1}, r"offline.updates must be 0 or more"),
-        ({"optimizer.learning_rate": "-inf"}, r"takes a value of type float \(a finite number\), got '-inf'"),
+        (
+            {"optimizer.learning_rate": "-inf"},
+            r"takes a value of type float \(a finite number that float32 can hold\), got '-inf'",
+        ),
         ({"seed": "1e30"}, r"seed must be at most 1000000000000000, got '1e30'"),
         ({"teacher_seed": -(10**30)}, r"teacher_seed must be at most 1000000000000000"),
         ({"optimizer.batch_size": "1e9"}, r"optimizer.batch_size must be at most 1048576, got 1000000000"),

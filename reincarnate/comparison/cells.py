@@ -183,17 +183,10 @@ def of_runs(folders: Sequence[Path]) -> list[Outcome]:
     for folder in folders:
         data = read_run(folder)
         result = data.result
-        teacher = result["teacher"]["ref"] if result["teacher"] and _learns(data) else None
+        teacher = result["teacher"]["ref"] if data.reincarnated else None
         method = Method(teacher, result["student"]["name"])
         outcomes.append(Outcome(method, result["env"], int(result["seed"]), folder, data))
     return outcomes
-
-
-def _learns(data: RunData) -> bool:
-    """Whether the run used its teacher at all: a scratch student may only be measured against one."""
-    return bool(data.result["buffers"]["teacher"].get("agent_steps")) or (
-        data.result["distill"].get("online_first") is not None
-    )
 
 
 def moments(outcome: Outcome) -> list[Moment]:

@@ -52,7 +52,13 @@ class RunData:
     def reincarnated(self) -> bool:
         """Whether the student learnt from the teacher; one from scratch is at most measured beside it."""
         teacher = self.result["teacher"]
-        return teacher is not None and bool(teacher.get("learnt_from", True))  # older runs do not say
+        return teacher is not None and bool(teacher.get("learnt_from", self._had_advice))
+
+    @property
+    def _had_advice(self) -> bool:
+        """Whether there was a D_T or an m: older runs do not say what they learnt from."""
+        advised = self.result["distill"].get("online_first") is not None
+        return advised or bool(self.result["buffers"]["teacher"].get("agent_steps"))
 
     @property
     def env(self) -> dict[str, Any]:
