@@ -271,7 +271,8 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
     return parsed
 
 
-_FLOAT32 = np.finfo(np.float32)  # what networks, losses and optimisers compute in
+#: The smallest and the largest number of what networks, losses and optimisers compute in, float32.
+_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _LARGEST = 10**15  # of whole numbers: exact as a float, and counts of it still fit where they are stored
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -294,7 +295,7 @@ def _scalar(value: Any, hint: type) -> Any:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
-        if number and not _FLOAT32.tiny <= abs(number) <= _FLOAT32.max:  # nan fits nowhere
+        if number and not _FLOAT32[0] <= abs(number) <= _FLOAT32[1]:  # nan fits nowhere
             raise ValueError
         return number
     if not isinstance(value, str):

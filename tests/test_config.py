@@ -1,10 +1,17 @@
 import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from reincarnate import cli
 from reincarnate.config import PRESETS, RunConfig, field_names, override, preset
 from reincarnate.errors import UserError
+from reincarnate.students.student import get_student
+from reincarnate.types import EnvSpec
 
 # The table of presets in docs/qdagger.md, row by row.
 TABLE = {
@@ -146,3 +153,52 @@ def test_every_command_line_option_is_a_setting_and_a_parameter_of_run() -> None
         assert option in parameters
         assert setting in field_names()
     assert parameters == {*cli.run.RUN_OPTIONS, "teacher", "student", "preset", "settings", "out", "resume"}
+
+
+# ---------------------------------------------------------------- numbers at the edges
+
+
+def numeric_settings(kind: type) -> list[str]:
+    """Every setting whose type is a number of this kind, or that or None."""
+    return [name for name, hint in field_names().items() if kind in (typing.get_args(hint) or (hint,))]
+
+
+def refusal(work: Callable[[], object]) -> str | None:
+    """The line in which ``work`` is refused; None where it is not."""
+    try:
+        work()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_numbers_beyond_all_use_are_accepted_or_refused_in_one_line() -> None:
+    for name in [*numeric_settings(int), *numeric_settings(float)]:
+        for value in (1e300, math.nan, -math.inf, 1e-300, 0, -1, 10**12, 10**16):
+            line = refusal(functools.partial(override, RunConfig(), {name: value}))
+            assert line is None or name.rpartition(".")[2] in line, (name, value)
+            assert "\n" not in (line or "")
+
+
+def test_a_float_is_one_that_float32_can_hold() -> None:
+    """The others became infinite, or 0, where they are used, or were a traceback."""
+    for name in numeric_settings(float):
+        for value in (1e300, -1e39, 1e-300, "1e39", math.nan, -math.inf):
+            line = refusal(functools.partial(override, RunConfig(), {name: value}))
+            assert line is not None, (name, value)
+            assert line.startswith(f"{name} takes a value of type float (a finite number that float32")
+
+
+@pytest.mark.parametrize("student", ["dqn", "muesli"])
+def test_what_is_accepted_builds_a_student_or_says_why_not(student: str) -> None:
+    entry, spec, cpu = get_student(student), EnvSpec("Chain-v0", "vector", 3, (5,)), torch.device("cpu")
+    base = override(preset("quick", scratch=True, student=student), {"student": student})
+
+    def build(name: str, value: float) -> None:
+        config = override(base, {name: value})
+        entry.factory(config, spec, cpu, "fp32", torch.Generator().manual_seed(0))
+
+    names = [name for name in [*numeric_settings(int), *numeric_settings(float)] if entry.does_read(name)]
+    lines = [refusal(functools.partial(build, n, v)) for n in names for v in (3e38, 1.3e-38, 0, 10**12)]
+    assert not any("\n" in line for line in lines if line)
+    assert lines.count(None) > 30

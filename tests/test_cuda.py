@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from test_muesli_student import SMALL as SMALL_MUESLI
+from torch.utils._pytree import tree_map_only
 
 from reincarnate.device import WARM_UP_UPDATES, Step
 from reincarnate.phases import Stopped
@@ -171,7 +172,7 @@ def _three_updates(name: str, kind: str, device: torch.device) -> dict[str, torc
     settings = config(student=name, optimizer__adam_eps=1e-2, muesli__sequence_length=6)
     first = entry.factory(settings, spec, torch_cpu, "fp32", torch.Generator().manual_seed(0))
     student = entry.factory(settings, spec, device, "fp32", torch.Generator(device).manual_seed(0))
-    student.load_state_dict(first.state_dict())
+    student.load_state_dict(tree_map_only(torch.Tensor, lambda value: value.to(device), first.state_dict()))
     batch = blank_batch(student.batch_spec, 6, spec, torch_cpu)
     drawn = np.random.default_rng(0)
     values = {
