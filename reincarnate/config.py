@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from reincarnate.config_muesli import MUESLI_ENVIRONMENT, MUESLI_PRESETS, MuesliConfig
 from reincarnate.config_presets import ENVIRONMENT, EXPLORATION, PRESET_SETTINGS
 from reincarnate.errors import UserError
@@ -271,8 +269,8 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
     return parsed
 
 
-#: The smallest and the largest number of what networks, losses and optimisers compute in, float32.
-_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+#: Smallest normal and largest number of what networks, losses and optimisers compute in.
+_FLOAT32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 _LARGEST = 10**15  # of whole numbers: exact as a float, and counts of it still fit where they are stored
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
