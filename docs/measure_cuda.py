@@ -22,7 +22,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from reincarnate import config as configuration
 from reincarnate.acting import ActRule
-from reincarnate.device import PRECISIONS, WARM_UP_UPDATES, Precision, Step, host_memory, synchronize, tune
+from reincarnate.device import (
+    PRECISIONS,
+    WARM_UP_UPDATES,
+    Precision,
+    Step,
+    host_memory,
+    synchronize,
+    tune,
+    warm_up,
+)
 from reincarnate.envs import env_spec
 from reincarnate.replay import Replay, RowBatch
 from reincarnate.students.student import Student, blank_batch, get_student
@@ -72,8 +81,7 @@ def updates(device: torch.device, seconds: float, sizes: list[int]) -> Iterator[
         for precision in PRECISIONS:
             update, generator = make_update(name, network, size, precision, device)
             step = Step(update, device, [generator])
-            for _ in range(WARM_UP_UPDATES + 1 if device.type == "cuda" else 1):
-                step()
+            warm_up(step, device)
             eager, captured = (per_second(work, device, seconds) for work in (update, step))
             found = {"eager_per_s": round(eager, 1), "captured_per_s": round(captured, 1)}
             yield {"student": name, "network": network, "batch_size": size, "precision": precision} | found
@@ -121,8 +129,7 @@ def draws(device: torch.device, seconds: float, sizes: list[int]) -> Iterator[Fi
     generator = torch.Generator(device).manual_seed(0)
     for size in sizes:
         step = Step(_draw(replay, size, generator), device, [generator])
-        for _ in range(WARM_UP_UPDATES + 1):
-            step()
+        warm_up(step, device)
         yield {"draw_of": size, "per_s": round(per_second(step, device, seconds), 1)}
 
 

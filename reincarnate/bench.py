@@ -22,17 +22,17 @@ from reincarnate import config as configuration
 from reincarnate import seeds
 from reincarnate.config import RunConfig
 from reincarnate.curves import Curves
-from reincarnate.device import Step, autocast, pick_device, tune
+from reincarnate.device import Step, autocast, pick_device, tune, warm_up
 from reincarnate.envs import env_spec, make_env
 from reincarnate.errors import UserError
 from reincarnate.logger import RunLogger
-from reincarnate.meter import TURNS, WARM_UP_TICKS, Meter, Rate, per_second
+from reincarnate.meter import TURNS, Meter, Rate, per_second
 from reincarnate.phases.offline import OfflineState, offline
 from reincarnate.phases.online import OnlineState, make_coefficient, online
 from reincarnate.phases.stage import Stage, Stopped
 from reincarnate.prepare import Parts
 from reincarnate.progress import Progress
-from reincarnate.replay import NO_EXTRAS, Extras, Replay, Sampler, draw_sequences
+from reincarnate.replay import NO_EXTRAS, Extras, Replay, Sampler, SequenceDraws
 from reincarnate.replay.storage import Choice
 from reincarnate.students.student import SequenceStudent, StudentEntry, blank_batch, get_student
 from reincarnate.teachers.collect import Collection, collect
@@ -286,25 +286,25 @@ class _Bench:
 
         return self._as_step(passes)
 
-    def _as_step(self, passes: Callable[[], None]) -> Step:
+    def _as_step(self, passes: Callable[[], object]) -> Step:
         """Captured on CUDA, as an update is."""
-        device = self._parts.device
-        step = Step(passes, device, [self._parts.generator])
-        for _ in range(WARM_UP_TICKS if device.type == "cuda" else 1):
-            step()
+        step = Step(passes, self._parts.device, [self._parts.generator])
+        warm_up(step, self._parts.device)
         return step
 
     def _sample_seconds(self, replay: Replay) -> float:
         size, generator = self._config.optimizer.batch_size, self._parts.generator
         length = self._parts.student.batch_spec.sequence_length
 
-        def draw() -> object:
-            if length is None:
-                return replay.sample(size, generator)
-            begin = draw_sequences(replay, size, length, generator)
-            return replay.gather_sequences(begin, length, lambda outputs, _: outputs)
+        if length is None:
+            draw = self._as_step(lambda: replay.sample(size, generator))
+            return 1.0 / per_second(draw, self._seconds, self._parts.device)
+        draws = SequenceDraws(replay, length)
 
-        return 1.0 / per_second(draw, self._seconds, self._parts.device)
+        def sequences() -> None:  # drawn outside what is captured, and gathered inside
+            replay.gather_sequences(draws.draw(size, generator), length, lambda outputs, _: outputs)
+
+        return 1.0 / per_second(sequences, self._seconds, self._parts.device)
 
 
 def _phase(unit: str, rate: Rate) -> dict[str, float]:

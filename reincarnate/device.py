@@ -72,13 +72,13 @@ def visible_gpus() -> tuple[str, ...]:
 def tune(device: torch.device) -> None:
     """Settings of the whole process that make updates faster; call it once, before networks are built.
 
-    CUDA: TF32 in float32 products, and cuDNN tries its algorithms. CPU: freed memory is kept.
+    Freed memory is kept: of updates on the CPU, of batches that are gathered there for CUDA. On CUDA, TF32
+    in float32 products, and cuDNN tries its algorithms.
     """
+    _keep_freed_memory()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
-    elif device.type == "cpu":
-        _keep_freed_memory()
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:
@@ -232,7 +232,7 @@ class Step:
 
     def __init__(
         self,
-        function: Callable[[], None],
+        function: Callable[[], object],
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
         in_pieces: bool = False,
@@ -323,6 +323,12 @@ class _Recording:
         self.pieces.append(graph.replay)
 
 
+def warm_up(work: Callable[[], object], device: torch.device) -> None:
+    """Call ``work``, a :class:`Step` or what one would run, until a call is as fast as later ones."""
+    for _ in range(WARM_UP_UPDATES + 1 if device.type == "cuda" else 1):
+        work()
+
+
 _recording: _Recording | None = None  # the capture in pieces that is going on
 
 
@@ -341,8 +347,7 @@ def beside_capture(work: Callable[[], object]) -> None:
 def _fastest(steps: dict[Precision, Callable[[], None]], device: torch.device) -> dict[Precision, float]:
     """Seconds of each step's shortest call, taken in turns: other work on the machine only adds to it."""
     for step in steps.values():
-        for _ in range(WARM_UP_UPDATES + 1 if device.type == "cuda" else 1):
-            step()
+        warm_up(step, device)
     shortest = dict.fromkeys(steps, math.inf)
     began = time.perf_counter()
     for _ in range(TIMED_ROUNDS):

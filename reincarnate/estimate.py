@@ -12,7 +12,7 @@ import torch
 from reincarnate import files, prepare
 from reincarnate.acting import ActRule
 from reincarnate.config import RunConfig
-from reincarnate.device import synchronize
+from reincarnate.device import synchronize, warm_up
 from reincarnate.envs import make_env
 from reincarnate.errors import UserError
 from reincarnate.prepare import Parts
@@ -127,8 +127,8 @@ def _acting_seconds(config: RunConfig, parts: Parts) -> tuple[float, float, floa
 
 
 def _seconds(work: Callable[[], object], parts: Parts, rounds: int = 20) -> float:
-    """Mean seconds of a call, after one that warms up."""
-    work()
+    """Mean seconds of a call, after those that warm up."""
+    warm_up(work, parts.device)
     synchronize(parts.device)
     started = time.perf_counter()
     for _ in range(rounds):

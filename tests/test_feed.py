@@ -129,6 +129,18 @@ def test_a_missing_wait_is_noticed(replay, learner, copies):
     assert not correct(seen_by_learner(replay, learner, copies), direct_batches(replay, UPDATES))
 
 
+def test_copies_wait_for_the_memory_that_they_write_to(replay):
+    """It is cleared on the device, in the learner's order: a late clearing would wipe the first batches."""
+    learner, cleared = LateQueue(), []
+    learner.run(lambda: cleared.append(True))
+    copies = LateQueue()
+    host = HostFeed(replay, B, Sampler(CPU, 3), CPU, (learner, copies))
+    host.expect(1)
+    host.advance()
+    copies.execute(len(copies.work))
+    assert cleared
+
+
 def test_a_slot_is_not_filled_again_before_its_copy_is_over(replay, monkeypatch):
     monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
     monkeypatch.setattr(
@@ -248,9 +260,13 @@ def test_fields_of_a_packed_batch_do_not_overlap():
 
 
 @pytest.mark.cuda
-def test_batches_on_cuda_equal_those_of_the_host(replay):
+@pytest.mark.parametrize("late", [False, True])
+def test_batches_on_cuda_equal_those_of_the_host(replay, late):
+    """Also where the device has not yet done what came before."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    if late:
+        torch.cuda._sleep(100_000_000)
     host = make_feed(replay, B, Sampler(CPU, 3), torch.device("cuda"))
     host.expect(UPDATES)
     for expected in direct_batches(replay, UPDATES):

@@ -16,7 +16,7 @@ from reincarnate.config import RunConfig, override, preset
 from reincarnate.errors import UserError
 from reincarnate.phases import Stopped
 from reincarnate.phases.learner import total_updates
-from reincarnate.replay import draw_sequences
+from reincarnate.replay import SequenceDraws
 from reincarnate.runner import Run
 from reincarnate.students.muesli import Muesli
 from reincarnate.students.student import BatchSpec, get_student
@@ -147,8 +147,8 @@ def test_a_stopped_run_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None
     assert after is not None
     assert resumed.record.online == run.record.online
     assert run.record.online.updates > 0
-    begin = draw_sequences(before, 16, LENGTH, torch.Generator().manual_seed(0))
-    again = draw_sequences(after, 16, LENGTH, torch.Generator().manual_seed(0))
+    begin = SequenceDraws(before, LENGTH).draw(16, torch.Generator().manual_seed(0))
+    again = SequenceDraws(after, LENGTH).draw(16, torch.Generator().manual_seed(0))
     assert torch.equal(begin, again)
     old, new = before.gather_sequences(begin, LENGTH), after.gather_sequences(again, LENGTH)
     for name, value in vars(old).items():

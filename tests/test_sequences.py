@@ -18,8 +18,8 @@ from reincarnate.replay import (
     FreshRows,
     Replay,
     Sampler,
+    SequenceDraws,
     SequenceFeed,
-    draw_sequences,
     sequences_stored,
     table,
 )
@@ -110,10 +110,10 @@ def check(oracle: Oracle, length: int) -> None:
     assert sequences_stored(replay, length) == len(found)
     if not found:
         with pytest.raises(ValueError, match="rows of one environment"):
-            draw_sequences(replay, 1, length, None)
+            SequenceDraws(replay, length).draw(1, None)
         return
     flat = {oracle.flat(i, t): (i, t) for i, t in found}
-    drawn = draw_sequences(replay, 300, length, torch.Generator().manual_seed(1)).tolist()
+    drawn = SequenceDraws(replay, length).draw(300, torch.Generator().manual_seed(1)).tolist()
     assert set(drawn) <= set(flat)
     every = list(flat)
     which = [flat[row] for row in every]
@@ -207,11 +207,29 @@ def test_draws_are_uniform_over_all_sequences():
         {"spec": VECTOR, "num_lanes": 2, "capacity": 60, "n_step": 1, "seed": 5, "odds": Odds()}
     )
     play(oracle, 20, seed=1)
-    rows = draw_sequences(oracle.replay, 40_000, 5, torch.Generator().manual_seed(0))
+    rows = SequenceDraws(oracle.replay, 5).draw(40_000, torch.Generator().manual_seed(0))
     found, counts = rows.unique(return_counts=True)
     expected = len(rows) / sequences_stored(oracle.replay, 5)
     assert len(found) == sequences_stored(oracle.replay, 5)
     assert ((counts - expected).abs() < 5 * expected**0.5).all()
+
+
+def test_draws_follow_the_rows_that_are_added_and_look_at_them_once(monkeypatch):
+    oracle = oracle_of(
+        {"spec": VECTOR, "num_lanes": 2, "capacity": 60, "n_step": 1, "seed": 5, "odds": Odds()}
+    )
+    play(oracle, 10, seed=1)
+    replay, looked = oracle.replay, []
+    bounds = replay.sequence_bounds
+    monkeypatch.setattr(replay, "sequence_bounds", lambda length: (looked.append(length), bounds(length))[1])
+    draws = SequenceDraws(replay, 5)
+    for _ in range(3):  # a device would be waited for at every look
+        draws.draw(8, None)
+    assert looked == [5]
+    play(oracle, 40, seed=2)
+    fresh, same = SequenceDraws(replay, 5), [torch.Generator().manual_seed(3) for _ in range(2)]
+    assert torch.equal(draws.draw(500, same[0]), fresh.draw(500, same[1]))
+    assert looked == [5, 5, 5]
 
 
 def test_rows_without_extras_are_as_small_as_ever_and_need_the_behaviour():

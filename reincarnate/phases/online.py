@@ -84,6 +84,7 @@ class _Online:
         self._learner = Learner(stage, replay, coefficient is not None, before + state.updates, self._fresh)
         self._clock = PhaseClock(state)
         self._numbers = {"G_T": stage.teacher_return.mean} if stage.teacher_return else {}
+        self._ready = False
         self._recent: deque[float] = deque(maxlen=stage.config.distill.window_games)
 
     def run(self) -> None:
@@ -167,7 +168,7 @@ class _Online:
     def _learn(self) -> None:
         """Make the updates that are due: an exact ratio to the agent steps, whatever the timing."""
         state, config = self._state, self._config
-        if not self._stage.ranks.all(can_learn(self._stage.student, self._replay)):
+        if not self._can_learn():
             return
         due = self._due()
         self._learner.expect(max(0, due - state.updates))
@@ -180,6 +181,14 @@ class _Online:
         if target_updates > state.target_updates:
             self._stage.student.sync_target()
             state.target_updates = target_updates
+
+    def _can_learn(self) -> bool:
+        """Here, and on all ranks: they agree on it once, for there is more and more to learn from."""
+        here = can_learn(self._stage.student, self._replay)
+        if self._stage.ranks.size == 1:
+            return here
+        self._ready = self._ready or self._stage.ranks.all(here)
+        return self._ready
 
     def _due(self) -> int:
         """Updates that there should be by now: by the ratio, or as many as there are fresh sequences for."""

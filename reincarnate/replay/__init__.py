@@ -4,7 +4,12 @@ from reincarnate.replay.feed import Feed, Sampler, make_feed
 from reincarnate.replay.memory import memory_needed
 from reincarnate.replay.ring import Replay
 from reincarnate.replay.rows import NO_EXTRAS, Extras, RowBatch
-from reincarnate.replay.sequences import FreshRows, SequenceFeed, draw_sequences, sequences_stored
+from reincarnate.replay.sequences import (
+    FreshRows,
+    SequenceDraws,
+    SequenceFeed,
+    sequences_stored,
+)
 from reincarnate.replay.storage import Buffer, Choice, Storage
 
 __all__ = [
@@ -17,9 +22,9 @@ __all__ = [
     "Replay",
     "RowBatch",
     "Sampler",
+    "SequenceDraws",
     "SequenceFeed",
     "Storage",
-    "draw_sequences",
     "make_feed",
     "memory_needed",
     "sequences_stored",

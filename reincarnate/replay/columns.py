@@ -53,23 +53,25 @@ class Columns:
 
     def write(self, row: Ints, rows: RowBatch, flags: Array, need: Array) -> None:
         """New rows at the flat indices ``row`` [n]; what their future decides follows later."""
-        self.integers.write(row, integer_block(rows, flags, need))
-        self.floats.write(row, float_block(rows, self._num_actions))
+        at = self.integers.place(row)
+        self.integers.write(at, integer_block(rows, flags, need))
+        self.floats.write(at, float_block(rows, self._num_actions))
         if off_host(rows.action):
-            self.integers.write(row, rows.action[:, None], slice(ACTION, ACTION + 1))
+            self.integers.write(at, rows.action[:, None], slice(ACTION, ACTION + 1))
         if off_host(rows.behaviour_log_prob):
-            self.floats.write(row, rows.behaviour_log_prob[:, None], slice(LOG_PROB, LOG_PROB + 1))
+            self.floats.write(at, rows.behaviour_log_prob[:, None], slice(LOG_PROB, LOG_PROB + 1))
         if rows.teacher_outputs is not None and off_host(rows.teacher_outputs):
-            self.floats.write(row, rows.teacher_outputs, slice(TEACHER, None))
+            self.floats.write(at, rows.teacher_outputs, slice(TEACHER, None))
         for name, where in self.places.items():
-            self.extra.write(row, getattr(rows, name).reshape(len(row), -1), where)
+            self.extra.write(at, getattr(rows, name).reshape(len(row), -1), where)
 
     def finish(self, done: Completed) -> None:
         """What the future of completed rows is."""
+        at = self.integers.place(done.row)
         floats = np.array((done.reward, done.discount)).T
-        self.floats.write(done.row, floats, slice(RETURN, DISCOUNT + 1))
+        self.floats.write(at, floats, slice(RETURN, DISCOUNT + 1))
         integers = np.array((done.next_need, done.steps)).T
-        self.integers.write(done.row, integers, slice(NEXT_NEED, STEPS + 1))
+        self.integers.write(at, integers, slice(NEXT_NEED, STEPS + 1))
 
     def read(self, rows: Ints) -> dict[str, Array]:
         """Host copies of ``rows`` [n], by the names of :class:`~reincarnate.replay.rows.RowBatch`."""

@@ -126,6 +126,8 @@ class HostFeed:
         self._expected = 0  # batches that may still be drawn
         self._drawn = self._used = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        # The memory on the device was cleared, and may have been another's, in the learner's order.
+        self._copies.wait(self._learner.record())
 
     def expect(self, updates: int) -> None:
         """The buffer does not change before ``updates`` more calls of :meth:`advance`."""

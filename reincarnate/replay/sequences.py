@@ -79,17 +79,37 @@ def sequences_stored(replay: Replay, length: int) -> int:
     return int(replay.sequence_bounds(length)[1].sum())
 
 
-def draw_sequences(replay: Replay, count: int, length: int, generator: torch.Generator | None) -> Tensor:
-    """Flat indices [count] on the buffer's device of first rows, uniform over all sequences stored.
+class SequenceDraws:
+    """Draws of sequences of ``length`` rows, uniform over all that ``replay`` stores.
 
-    Raises:
-        ValueError: no sequence of that length is stored.
+    Where they may begin is sent to the device when rows were added, not at every draw: the host would wait
+    for every update that is queued there.
     """
-    begin, counts = replay.sequence_bounds(length)
-    if not counts.any():
-        raise ValueError(f"no {length} rows of one environment in a row yet")
-    lengths, first = (torch.from_numpy(each).to(replay.device) for each in (counts, begin))
-    return sampling.draw_sequences(count, generator, lengths, first, replay.lane_length)
+
+    def __init__(self, replay: Replay, length: int) -> None:
+        self._replay, self._length = replay, length
+        self._rows_added = -1
+        self._begin = self._counts = torch.zeros(replay.num_envs, dtype=torch.int64, device=replay.device)
+
+    def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Flat indices [count] on the buffer's device of first rows.
+
+        Raises:
+            ValueError: no sequence of that length is stored.
+        """
+        self._follow()
+        return sampling.draw_sequences(count, generator, self._counts, self._begin, self._replay.lane_length)
+
+    def _follow(self) -> None:
+        added = int(self._replay.marks.sum())
+        if added == self._rows_added:
+            return
+        begin, counts = self._replay.sequence_bounds(self._length)
+        if not counts.any():
+            raise ValueError(f"no {self._length} rows of one environment in a row yet")
+        both = torch.from_numpy(np.stack((begin, counts))).to(self._replay.device)
+        self._begin, self._counts = both.unbind()
+        self._rows_added = added
 
 
 class SequenceFeed:
@@ -128,6 +148,7 @@ class SequenceFeed:
         self._batch_size = batch_size
         self._direct = replay.device == device and replay.frames_are_plain
         self._device = device
+        self._draws = SequenceDraws(replay, length)
         self._rows = torch.zeros(batch_size, dtype=torch.int64, device=replay.device)
         self._batch: SequenceBatch | None = None
 
@@ -145,8 +166,7 @@ class SequenceFeed:
             self._rows[:fresh] = torch.from_numpy(self._fresh.take(fresh)).to(self._rows.device)
         if fresh < self._batch_size:
             count = self._batch_size - fresh
-            drawn = draw_sequences(self._replay, count, self._length, self._sampler.generator)
-            self._rows[fresh:] = drawn
+            self._rows[fresh:] = self._draws.draw(count, self._sampler.generator)
         if not self._direct:
             self._bring(self._replay.gather_sequences(self._rows, self._length, self._behaviour))
 

@@ -26,11 +26,15 @@ class Table:
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
-    def write(self, rows: Array, values: Array | Tensor, columns: slice | None = None) -> None:
+    def place(self, rows: Array) -> Array | Tensor:
+        """``rows`` [n] where :meth:`write` needs them: sent to the device once for several writes."""
+        return rows if self._array is not None else _to(rows, self.tensor)
+
+    def write(self, rows: Array | Tensor, values: Array | Tensor, columns: slice | None = None) -> None:
         """Overwrite ``rows`` [n] int64, distinct, or only these columns of them."""
         if self._array is not None:
             array = self._array if columns is None else self._array[:, columns]
-            array[rows] = on_host(values)
+            array[on_host(rows)] = on_host(values)
         else:
             tensor = self.tensor if columns is None else self.tensor[:, columns]
             tensor[_to(rows, tensor)] = _to(values, tensor).to(tensor.dtype)
