@@ -117,12 +117,16 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 def choose_precision(device: torch.device, work: Callable[[Precision], Callable[[], None]]) -> Precision:
     """The faster precision for ``work(precision)()``, timed on this device; float32 unless bf16 clearly wins.
 
+    Where the device has no room for one learner of each, it is bfloat16, which takes less.
+
     Args:
         device: where the work runs.
         work: makes one update of the learner in a precision, a :class:`Step` where the device captures.
     """
-    steps = {precision: work(precision) for precision in PRECISIONS}
-    seconds = _fastest(steps, device)
+    try:
+        seconds = _fastest({precision: work(precision) for precision in PRECISIONS}, device)
+    except torch.cuda.OutOfMemoryError:
+        return "bf16"
     return "bf16" if seconds["fp32"] >= WORTH_BF16 * seconds["bf16"] else "fp32"
 
 

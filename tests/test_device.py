@@ -141,6 +141,13 @@ def test_timing_is_short_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert log == ["fp32", "bf16"] * 2  # once to warm up, once timed: 3 seconds have passed
 
 
+def test_where_two_learners_do_not_fit_the_smaller_precision_is_taken() -> None:
+    def make(precision: str):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    assert room.choose_precision(CPU, make) == "bf16"
+
+
 # ------------------------------------------------------------ optimiser
 
 
