@@ -27,7 +27,9 @@ class TeacherData:
 
 
 def exact_text(text: str) -> str:
-    """What ``--teacher-data`` was given, so that it means the same from any folder."""
+    """What ``--teacher-data`` was given, so that it means the same from any folder; ``none`` stays that."""
+    if text.lower() == "none":
+        return text
     path = Path(text).expanduser()
     return text if is_dataset(text) and not path.exists() else str(path.absolute())
 

@@ -95,7 +95,9 @@ def make_run(
         "versions": {},
     }
     (folder / "result.json").write_text(json.dumps(result))
-    (folder / "config.json").write_text(json.dumps({"student": student, "seed": seed} | dict(settings or {})))
+    (folder / "config.json").write_text(
+        json.dumps({"student": student, "seed": seed, "teacher_seed": 1} | dict(settings or {}))
+    )
     if g_t:
         (folder / "teacher.json").write_text(json.dumps(described | {"env": dict(rules or {})}))
     return folder

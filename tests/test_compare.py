@@ -135,6 +135,8 @@ def test_a_grid_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"settings": {"td.nstep": 3}}, "did you mean 'td.n_step'?"),
         ({"settings": {"seed": 3}}, "pass it as --seeds"),
         ({"preset": "quik"}, "did you mean 'quick'?"),
+        ({"seeds": [-1]}, "seed must be 0 or more, got -1"),
+        ({"seeds": [1.5]}, "seed takes a value of type int, got 1.5"),
         ({"teachers": ["bundled/Nothing"]}, "no bundled teacher .Nothing."),
     ],
 )
@@ -162,12 +164,20 @@ def test_what_no_run_would_accept_is_refused_before_any_starts(changes: dict, me
         (TEACHER, {"preset": "paper"}, "pass it as --preset"),
         (TEACHER, {"muesli.unroll_steps": 3}, "student qdagger-dqn does not read it"),
         (TEACHER, {"system.device": "tpu"}, "system.device"),
+        (TEACHER, {"system.device": "cpu", "system.buffer": "cuda"}, "--buffer cuda needs a CUDA learner"),
+        (TEACHER, {"system.compress": "zlib", "system.buffer": "disk"}, "is for buffers in memory"),
     ],
 )
 def test_every_cell_is_checked_as_its_run_would_be(teacher: str, settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         plan([teacher], ["qdagger-dqn"], [1], preset="quick", env=None, settings=settings, announce=print)
     assert "\n" not in str(raised.value)
+
+
+def test_a_setting_of_none_is_none() -> None:
+    grid = small_plan(settings=SMALL | {"collect.teacher_data": None, "muesli.cmpo_clip": None}, students=[
+        "qdagger-dqn", "qdagger-muesli"], seeds=[1])  # fmt: skip
+    assert [" ".join(cell.arguments).count("collect.teacher_data=none") for cell in grid.cells] == [1, 1]
 
 
 def test_a_scratch_cell_is_checked_too() -> None:
@@ -256,8 +266,10 @@ def test_the_command_ends_with_a_line_for_each_failed_cell(
     launcher = functools.partial(LocalLauncher, command=command)
     monkeypatch.setattr("reincarnate.launching.choice.LocalLauncher", launcher)
     out = tmp_path / "out"
-    one, two, three = (cell_folder(out, cell) for cell in small_plan().cells)
-    make_run(one, 480.0, teacher=500.0, random=20.0, ref=TEACHER, env="CartPole-v1")  # finished already
+    grid = small_plan()
+    one, two, three = (cell_folder(out, cell) for cell in grid.cells)
+    sha256 = grid.teachers[0]["sha256"]  # the first is finished already
+    make_run(one, 480.0, teacher=500.0, random=20.0, ref=TEACHER, env="CartPole-v1", sha256=sha256)
     before = digests(one)
     options = ["--teacher", TEACHER, "--seeds", "3", "--preset", "quick", *cli_options(), "--out", str(out)]
     for arguments in (options, ["--resume", str(out)]):  # the failed ones are tried again

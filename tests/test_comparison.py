@@ -162,10 +162,50 @@ def test_unfinished_cells_are_told_and_not_counted(runs: list[Path], tmp_path: P
 def test_without_a_teacher_humans_are_the_scale_else_raw_returns(tmp_path: Path) -> None:
     atari = make_run(tmp_path / "a", 30.5, teacher=None, student="dqn", offline=None)
     other = make_run(tmp_path / "c", 70.0, teacher=None, student="dqn", env="CartPole-v1", offline=None)
-    first, second = build(of_runs([atari, other]), tmp_path)["cells"]
+    (first,), (second,) = (build(of_runs([run]), tmp_path)["cells"] for run in (atari, other))
     assert first["score"] == pytest.approx(1.0)
     assert first["agent_steps_to"]["0.5"] is None  # of which teacher?
     assert (second["score"], second["human_normalized"]) == (70.0, None)
+
+
+def test_raw_returns_have_no_mean_with_scores_of_other_environments(tmp_path: Path) -> None:
+    """Acrobot's -400 beside a share of CartPole's teacher made a mean of -200."""
+    runs = [
+        make_run(tmp_path / "a", -400.0, teacher=None, student="dqn", env="Acrobot-v1", offline=None),
+        make_run(tmp_path / "b", 20.0, teacher=None, student="dqn", env="CartPole-v1", offline=None),
+        make_run(tmp_path / "c", 300.0, teacher=410.0, env="CartPole-v1", ref="cartpole"),
+    ]
+    document = build(of_runs(runs), tmp_path)
+    assert set(document["scales"]) == {"CartPole-v1"}
+    assert [cell["score"] for cell in document["cells"]] == [None, 10 / 400, 290 / 400]
+    assert [row["iqm"] for row in document["summary"]] == [10 / 400, 290 / 400]
+    assert document["verdict"][:2] == [
+        "Highest in CartPole-v1: qdagger-dqn from cartpole, 0.72 over 1 run.",
+        "Not all were run in the same environments: the pairs compare those that they share.",
+    ]
+    assert "Acrobot-v1 has no teacher and no published human score" in document["verdict"][2]
+
+
+def test_a_sentence_for_every_way_in_which_two_can_stand() -> None:
+    def said(value: float, ci95: list[float] | None, more: int | None) -> str:
+        pair = {
+            "a": "A",
+            "b": "B",
+            "probability_of_improvement": value,
+            "ci95": ci95,
+            "more_seeds_needed": more,
+        }
+        return sentence("A", "B", [pair])
+
+    assert said(0.9, [0.7, 1.0], 0).startswith(
+        "It beats B: a run of it wins with probability 0.90 [0.70, 1.00]"
+    )
+    assert said(0.1, [0.0, 0.3], 0).startswith("Yet B beats it run by run")
+    assert said(1.0, [1.0, 1.0], 2).startswith("Its lead over B is clear in these runs, but they are too few")
+    assert said(0.0, [0.0, 0.0], 2).startswith("Yet run by run the lead of B over it is clear in these runs")
+    assert said(0.6, [0.3, 0.9], 9).startswith("Its difference from B is within the noise")
+    assert said(1.0, None, 3).startswith("Its difference from B cannot be told from noise, with so few runs")
+    assert "no number of seeds" in said(0.5, [0.2, 0.8], None)
 
 
 # ---------------------------------------------------------------- files

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reincarnate.comparison import report_runs, resume
+from reincarnate.comparison import compare, report_runs, resume
 from reincarnate.comparison.cells import of_grid, of_runs
 from reincarnate.comparison.document import build
 from reincarnate.comparison.grid import Grid
@@ -62,9 +63,63 @@ def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
 
 def test_two_files_of_one_reference_are_not_pooled(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, 50.0, seed=seed, ref="t.pt") for name, seed in (("a", 1), ("b", 2))]
-    edit(runs[1], lambda result: result["teacher"].update(sha256="cd" * 32))
-    with pytest.raises(UserError, match=r"t\.pt is another file in .*b than in .*a; report the runs"):
+    runs[1] = make_run(tmp_path / "c", 50.0, seed=2, ref="t.pt", sha256="cd" * 32)
+    with pytest.raises(UserError, match=r"t\.pt is another policy in .*c than in .*a; report the runs"):
         report_runs(runs, tmp_path / "out")
+
+
+def test_a_copy_of_a_run_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 50.0)
+    shutil.copytree(run, tmp_path / "copy")
+    with pytest.raises(UserError, match=r"copy is a copy of .*run; every run counts once"):
+        report_runs([run, tmp_path / "copy"], tmp_path / "out")
+
+
+def test_two_runs_of_one_seed_are_told(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, final) for name, final in (("a", 50.0), ("b", 51.0))]
+    said = build(of_runs(runs), tmp_path)["verdict"]
+    assert "has more than one run of seed 1 in Breakout-v5" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", {}),
+        ("config.json", {"student": "dqn"}),
+        ("teacher.json", {}),
+        ("teacher.json", {"sha256": "00" * 32}),
+        ("curves.json", "an unknown phase"),
+    ],
+)
+def test_files_that_do_not_fit_their_result_fail_their_cell_alone(
+    name: str, content: Any, tmp_path: Path
+) -> None:
+    cells = (cell_of(1), cell_of(2))
+    for cell in cells:
+        make_run(cell_folder(tmp_path, cell), 50.0, seed=cell.seed)
+    path = cell_folder(tmp_path, cells[0]) / name
+    if name == "curves.json":
+        content = json.loads(path.read_text())
+        content["evaluations"][0]["phase"] = "foo"
+    path.write_text(json.dumps(content))
+    first, second = of_grid(tmp_path, grid_of(*cells), {})
+    assert (first.status, second.status) == ("failed", "done")
+    assert f"{name} is damaged" in str(first.error)
+
+
+def test_a_cell_that_holds_another_teachers_run_has_failed(tmp_path: Path) -> None:
+    cell = cell_of(1)
+    run = make_run(cell_folder(tmp_path, cell), 50.0)
+    sha256 = json.loads((run / "result.json").read_text())["teacher"]["sha256"]
+    teacher = {"ref": str(cell.teacher), "exact": "", "sha256": sha256, "env": cell.env}
+    assert of_grid(tmp_path, Grid((cell,), (teacher,), {}, "quick"), {})[0].status == "done"
+    other = Grid((cell,), (teacher | {"sha256": "00" * 32},), {}, "quick")
+    assert "holds a run of another teacher than" in str(of_grid(tmp_path, other, {})[0].error)
+
+
+def test_a_list_is_not_one_text() -> None:
+    with pytest.raises(UserError, match=r"teachers is a list, got the text 'bundled/CartPole-dqn'; pass \["):
+        compare("bundled/CartPole-dqn")
 
 
 def test_a_strongest_teacher_of_return_0_is_the_scale(tmp_path: Path) -> None:

@@ -123,7 +123,28 @@ def test_a_whole_comparison_beside_another_is_told_from_it(tmp_path: Path) -> No
     named = [(cell["variant"], cell["status"]) for cell in document["cells"]]
     assert ("collect.agent_steps=5", "done") in named
     assert ("collect.agent_steps=20", "done") in named
-    assert named.count((None, "not begun")) == 2
+    assert ("collect.agent_steps=20", "not begun") in named  # as its comparison's other cells
+
+
+def test_settings_are_compared_whole_and_as_they_were_in_the_run(tmp_path: Path) -> None:
+    data = [{"collect": {"teacher_data": f"/data/{name}/x/y/d_t"}} for name in ("one", "two")]
+    made = [make_run(tmp_path / str(n), 30.0, seed=n, settings=each) for n, each in enumerate(data)]
+    assert variants(made) == [f"collect.teacher_data=…/y/d_t ({n})" for n in (1, 2)]
+    rules = {"max_agent_steps": 500}  # given in one, and the environment's own in the other
+    for name, given in (("g", 500), ("h", None)):
+        settings = {"env": {"max_agent_steps": given}}
+        make_run(tmp_path / name, 30.0, settings=settings, rules=rules)
+    assert variants([tmp_path / "g", tmp_path / "h"]) == [None, None]
+
+
+def test_a_setting_that_the_student_does_not_read_makes_no_variant(tmp_path: Path) -> None:
+    made = [
+        make_run(
+            tmp_path / str(n), 30.0, seed=n, student="dqn", teacher=None, settings={"muesli": {"bins": n}}
+        )
+        for n in (1, 2)
+    ]
+    assert variants(made) == [None, None]
 
 
 def test_pictures_draw_every_variant(tmp_path: Path) -> None:
@@ -166,6 +187,29 @@ def test_one_file_under_two_names_is_one_teacher(tmp_path: Path) -> None:
     document = report_runs(runs, tmp_path / "out").document
     assert [teacher["ref"] for teacher in document["teachers"]] == ["here.pt", "third.pt"]
     assert [row["n"] for row in document["summary"]] == [2, 1]
+
+
+def test_runs_that_know_less_of_a_teacher_are_of_the_same_one(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(n), 40.0, seed=n) for n in (1, 2)]
+    known = json.loads((runs[0] / "teacher.json").read_text())
+    (runs[0] / "teacher.json").write_text(json.dumps(known | {"policy_sha256": "12" * 32}))
+    assert [row["n"] for row in report_runs(runs, tmp_path / "out").document["summary"]] == [2]
+
+
+def test_measurements_of_other_seeds_that_came_to_the_same_returns_count(tmp_path: Path) -> None:
+    own = [make_run(tmp_path / str(n), 40.0, seed=n, settings={"teacher_seed": None}) for n in (1, 2)]
+    (teacher,) = build(told_apart(of_runs(own)), tmp_path)["teachers"]
+    assert (teacher["measurements"], teacher["return"]["n"]) == (2, 8)
+
+
+def test_teachers_of_one_short_name_are_whole_in_every_table(tmp_path: Path) -> None:
+    refs = ["/data/one/m/t.pt", "/data/two/m/t.pt", "/data/three/m/u.pt"]
+    made = [make_run(tmp_path / str(n), 40.0, ref=ref) for n, ref in enumerate(refs)]
+    tables = {title: rows for title, _, rows in pages.tables(build(told_apart(of_runs(made)), tmp_path))}
+    shown = [*refs[:2], "…/m/u.pt"]
+    assert [row[0] for row in tables["Teachers"]] == shown
+    assert {row[1] for row in tables["Students"]} == set(shown)
+    assert [row[0] for row in tables["Cells"]] == [f"qdagger-dqn from {name}" for name in shown]
 
 
 def test_a_teacher_measured_under_two_acting_rules_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ on_devices = pytest.mark.parametrize("device", ["cpu", _CUDA])
 on_devices_slowly = pytest.mark.parametrize("device", [_SLOW_CPU, _CUDA])
 _IMAGES: dict[str, Any] = {
     "teacher": "bundled/Breakout-dqn",
+    "env__max_agent_steps": 100,  # per game
     "evaluate__games": 1,
     "optimizer__batch_size": 8,
     "offline__updates": 30,

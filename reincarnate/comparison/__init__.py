@@ -7,6 +7,7 @@ print(found.document["verdict"])
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ def compare(
         Stopped: Ctrl-C; :func:`resume` goes on.
     """
     refuse_several("a comparison")
+    teachers, students = _texts("teachers", teachers), _texts("students", students)
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
     if not chosen:
         raise UserError("a comparison takes at least one seed (--seeds)")
@@ -182,6 +184,7 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
         is_grid = (path / GRID_FILE).is_file()
         outcomes += of_grid(path, Grid.load(path), {}) if is_grid else of_runs([path])
     _refuse_twice([outcome.run for outcome in outcomes])
+    _refuse_copies(outcomes)
     outcomes = told_apart(outcomes)
     references = read_references(logs, {outcome.env for outcome in outcomes})
     single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
@@ -222,8 +225,15 @@ def _write(
     return Comparison(folder, document, failed, tuple(written), tuple(outcomes))
 
 
+def _texts(what: str, given: Sequence[str]) -> list[str]:
+    """A single one would be taken for its letters."""
+    if isinstance(given, str):
+        raise UserError(f"{what} is a list, got the text {given!r}; pass [{given!r}]")
+    return [str(each) for each in given]
+
+
 def _check_jobs(jobs: int | None) -> None:
-    if jobs is not None and jobs < 1:
+    if jobs is not None and (jobs < 1 or int(jobs) != jobs):
         raise UserError(f"a comparison takes at least one job, got --jobs {jobs}")
 
 
@@ -234,6 +244,16 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
         if path.resolve() in seen:
             raise UserError(f"{path} is given more than once; every run counts once")
         seen.add(path.resolve())
+
+
+def _refuse_copies(outcomes: Sequence[Outcome]) -> None:
+    known: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.data is not None:
+            text = json.dumps([outcome.data.result, outcome.data.curves.to_dict()], sort_keys=True)
+            first = known.setdefault(text, outcome)
+            if first is not outcome:
+                raise UserError(f"{outcome.run} is a copy of {first.run}; every run counts once")
 
 
 def _refuse_used(folder: Path) -> None:

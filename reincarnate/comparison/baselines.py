@@ -25,6 +25,7 @@ class Scale:
     one: float
     one_is: str  # a teacher's reference, or words
     of_teacher: bool = False
+    raw_returns: bool = False  # there is neither a teacher nor a human score
 
     def score(self, raw: float) -> float:
         """0 at ``zero``, 1 at ``one``."""
@@ -70,8 +71,12 @@ class Baselines:
 
     @property
     def scales(self) -> dict[str, Scale]:
-        """One per environment in which anything was measured: 1 is its strongest teacher."""
-        return {env: self._scale(env, random.returns.mean) for env, random in self.random.items()}
+        """One per environment in which anything was measured: 1 is its strongest teacher.
+
+        Raw returns are a scale where there is one environment alone: with others' scores they have no mean.
+        """
+        found = {env: self._scale(env, random.returns.mean) for env, random in self.random.items()}
+        return {env: scale for env, scale in found.items() if len(found) == 1 or not scale.raw_returns}
 
     def _scale(self, env: str, random: float) -> Scale:
         means = {ref: each.returns.mean for (ref, where), each in self.teachers.items() if where == env}
@@ -82,16 +87,21 @@ class Baselines:
         if zero is not None and one is not None:
             unit = 1 / (one - zero)
             return Scale(-zero * unit, (1 - zero) * unit, "a human tester")
-        return Scale(0.0, 1.0, "a return of 1")
+        return Scale(0.0, 1.0, "a return of 1", raw_returns=True)
 
 
 def _pooled(groups: Mapping[K, Sequence[Outcome]], name: str) -> dict[K, Pooled]:
     found: dict[K, Pooled] = {}
     for key, outcomes in groups.items():
-        measured = dict.fromkeys(
-            r.returns for r in (each.returns(name) for each in outcomes) if r is not None
-        )
-        games = [game for measurement in measured for game in measurement]
+        measured = {_measurement(each, r): r for each in outcomes if (r := each.returns(name)) is not None}
+        games = [game for returns in measured.values() for game in returns.returns]
         if games:
             found[key] = Pooled(Returns.from_games(games), len(measured))
     return found
+
+
+def _measurement(outcome: Outcome, returns: Returns) -> tuple[object, ...]:
+    """Which one it is: runs of one ``teacher_seed`` share theirs, others may come to the same returns."""
+    config = outcome.data.config if outcome.data else {}
+    shared = config.get("teacher_seed")
+    return returns.returns, shared is not None, outcome.seed if shared is None else shared

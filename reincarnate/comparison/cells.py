@@ -55,6 +55,14 @@ def distinct_names(methods: Iterable[Method]) -> dict[Method, str]:
     }
 
 
+def short_names(refs: Iterable[str | None]) -> dict[str | None, str]:
+    """Teachers as tables have room for them: long paths by their end, or whole where two end alike."""
+    known = list(dict.fromkeys(ref for ref in refs if ref))
+    short = [short_path(ref) for ref in known]
+    told = [name if short.count(name) == 1 else ref for ref, name in zip(known, short, strict=True)]
+    return {None: "from scratch"} | dict(zip(known, told, strict=True))
+
+
 def drawn_names(refs: Iterable[str | None]) -> dict[str | None, str]:
     """Teachers as pictures have room for them, every one different.
 
@@ -152,24 +160,30 @@ def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], K]) -> dict[K,
 
 def of_grid(folder: Path, grid: Grid, failed: Mapping[str, str]) -> list[Outcome]:
     """Outcomes of all cells, finished or not; ``failed`` has a reason by cell name."""
-    return [_of_cell(cell, cell_folder(folder, cell), failed.get(cell.name)) for cell in grid.cells]
+    sha256 = {teacher["ref"]: teacher["sha256"] for teacher in grid.teachers}
+    return [
+        _of_cell(cell, cell_folder(folder, cell), failed.get(cell.name), sha256.get(cell.teacher or ""))
+        for cell in grid.cells
+    ]
 
 
-def _of_cell(cell: Cell, run: Path, error: str | None) -> Outcome:
+def _of_cell(cell: Cell, run: Path, error: str | None, teacher_sha256: str | None) -> Outcome:
     data = None
     if (run / "result.json").is_file():
         try:
-            data = _of_this_cell(cell, read_run(run))
+            data = _of_this_cell(cell, read_run(run), teacher_sha256)
         except UserError as damaged:
             error = error or str(damaged)
     return Outcome(Method(cell.teacher, cell.student), cell.env, cell.seed, run, data, error)
 
 
-def _of_this_cell(cell: Cell, data: RunData) -> RunData:
+def _of_this_cell(cell: Cell, data: RunData, teacher_sha256: str | None) -> RunData:
     """Unless somebody put another run in its folder."""
     found = (data.result["student"]["name"], data.result["env"], data.result["seed"])
     if found != (cell.student, cell.env, cell.seed):
         raise UserError(f"{data.directory} holds a run of {found[0]} in {found[1]}, seed {found[2]}")
+    if teacher_sha256 and (data.result["teacher"] or {}).get("sha256") != teacher_sha256:
+        raise UserError(f"{data.directory} holds a run of another teacher than {cell.teacher}")
     return data
 
 

@@ -56,7 +56,7 @@ def build(outcomes: Sequence[Outcome], folder: Path, references: Sequence[Refere
         "pairs": pairs,
         "students": students,
         "references": [_reference(each, outcomes) for each in references],
-        "verdict": verdict(outcomes, summary, pairs),
+        "verdict": verdict(outcomes, summary, pairs, scales),
     }
 
 
@@ -200,24 +200,69 @@ def _compared(
 
 
 def verdict(
-    outcomes: Sequence[Outcome], summary: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]]
+    outcomes: Sequence[Outcome],
+    summary: Sequence[dict[str, Any]],
+    pairs: Sequence[dict[str, Any]],
+    scales: dict[str, Scale],
 ) -> list[str]:
     """Sentences: which is best, and which differences are within the noise."""
     measured = sorted((row for row in summary if row["n"]), key=lambda row: -row["iqm"])
     missing = [outcome for outcome in outcomes if not outcome.done]
     said = []
-    if not measured:
+    if not any(outcome.done and outcome.last for outcome in outcomes):
         none = len(missing) == len(outcomes)
         said.append("No cell is finished yet." if none else "No finished cell has evaluated its student.")
+    elif len({tuple(row["envs"]) for row in measured}) > 1:
+        said += _highest_by_environment(outcomes, summary, scales)
     elif len(measured) > 1:
         best = measured[0]
         mean = interval(best["iqm"], best["ci95"])
         said.append(f"Highest: {best['name']}, {mean} over {_runs(best['n'])}.")
         said += [sentence(best["name"], row["name"], pairs) for row in measured[1:]]
-    said += other_rules(outcomes)
+    said += _without_scale(outcomes, scales) + other_rules(outcomes) + _repeated_seeds(outcomes)
     if missing:
         said.append(f"{len(missing)} of {len(outcomes)} cells are not finished and are not counted.")
     return [line for line in said if line]
+
+
+def _highest_by_environment(
+    outcomes: Sequence[Outcome], summary: Sequence[dict[str, Any]], scales: dict[str, Scale]
+) -> list[str]:
+    """Methods that were not run in the same environments have no common ranking."""
+    names = {Method.of(row): row["name"] for row in summary}
+    said = []
+    for env in scales:
+        here = [outcome for outcome in outcomes if outcome.env == env]
+        rows = {method: _aggregate(cells, scales) for method, cells in by_method(here).items()}
+        best = max((m for m in rows if rows[m]["n"]), key=lambda m: rows[m]["iqm"], default=None)
+        if best is not None:
+            mean = interval(rows[best]["iqm"], rows[best]["ci95"])
+            said.append(f"Highest in {env}: {names[best]}, {mean} over {_runs(rows[best]['n'])}.")
+    return [*said, "Not all were run in the same environments: the pairs compare those that they share."]
+
+
+def _without_scale(outcomes: Sequence[Outcome], scales: dict[str, Scale]) -> list[str]:
+    """Environments whose returns are in no score."""
+    missing = dict.fromkeys(each.env for each in outcomes if each.last and each.env not in scales)
+    return [
+        f"{env} has no teacher and no published human score: its returns are told, but are in no score."
+        for env in missing
+    ]
+
+
+def _repeated_seeds(outcomes: Sequence[Outcome]) -> list[str]:
+    """Runs of one seed share their random numbers: they say less than as many seeds would."""
+    said = []
+    for (method, env), cells in grouped(outcomes, lambda each: (each.method, each.env)).items():
+        seeds = [cell.seed for cell in cells if cell.done]
+        repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if repeated:
+            told = ", ".join(map(str, repeated))
+            said.append(
+                f"{method.name} has more than one run of seed {told} in {env}: such runs share their random "
+                "numbers, and intervals take them for different seeds."
+            )
+    return said
 
 
 def sentence(best: str, other: str, pairs: Sequence[dict[str, Any]]) -> str:
@@ -236,11 +281,19 @@ def sentence(best: str, other: str, pairs: Sequence[dict[str, Any]]) -> str:
         hope = "no number of seeds would decide it if they stay equal"
     else:
         hope = f"if it stays so, about {more} more {'seed' if more == 1 else 'seeds'} of each would decide it"
-    if ci95 and ci95[0] > 0.5:
-        said = f"Its lead over {other} is clear in these runs, but they are too few to decide it"
-    else:
-        said = f"Its difference from {other} is within the noise"
-    return f"{said}: a run of it wins with probability {wins}; {hope}."
+    return f"{_undecided(other, ci95)}: a run of it wins with probability {wins}; {hope}."
+
+
+def _undecided(other: str, ci95: Sequence[float] | None) -> str:
+    """How the best stands to another where it takes more seeds to tell."""
+    few = "is clear in these runs, but they are too few to decide it"
+    if ci95 is None:
+        return f"Its difference from {other} cannot be told from noise, with so few runs"
+    if ci95[0] > 0.5:
+        return f"Its lead over {other} {few}"
+    if ci95[1] < 0.5:
+        return f"Yet run by run the lead of {other} over it {few}"
+    return f"Its difference from {other} is within the noise"
 
 
 def interval(value: float, ci95: Sequence[float] | None) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from reincarnate import files
+from reincarnate.config import RunConfig, override
 from reincarnate.device import pick_device
 from reincarnate.envs import env_spec
 from reincarnate.errors import UserError
 from reincarnate.launching.cell import Cell
 from reincarnate.prepare import ENV_OVERRIDES, configured, refuse_unfit
+from reincarnate.replay.storage import refuse_impossible
 from reincarnate.report.rundir import short_path
 from reincarnate.runfiles import GRID_FILE, exact_reference
 from reincarnate.students.student import StudentEntry, get_student, refuse_unread, settings_read_by
@@ -97,6 +99,8 @@ def plan(
         repeated = {value for value in values if list(values).count(value) > 1}
         if repeated:
             raise UserError(f"{what} {repeated.pop()!r} is given twice; every {what} once")
+    for seed in seeds:
+        override(RunConfig(), {"seed": seed})
     entries = [get_student(name) for name in students]
     needing = [entry.name for entry in entries if entry.method.needs_teacher]
     if needing and not teachers:
@@ -123,10 +127,10 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, option in _OPTIONS.items():
         if name in settings:
             raise UserError(f"{name} is not a setting of a comparison; pass it as {option}")
-    given = {"teacher_seed": str(TEACHER_SEED)} | {name: str(value) for name, value in settings.items()}
-    if given.get("collect.teacher_data"):  # cells run in other folders and on other machines
-        given["collect.teacher_data"] = exact_text(given["collect.teacher_data"])
-    return given
+    texts = {name: "none" if value is None else str(value) for name, value in settings.items()}
+    if "collect.teacher_data" in texts:  # cells run in other folders and on other machines
+        texts["collect.teacher_data"] = exact_text(texts["collect.teacher_data"])
+    return {"teacher_seed": str(TEACHER_SEED)} | texts
 
 
 def _refuse_same(loaded: Sequence[tuple[str, Teacher]]) -> None:
@@ -211,7 +215,7 @@ class _Builder:
             return
         config = configured(entry, ref, self._preset, given)
         if self._here:
-            pick_device(config.system.device)
+            refuse_impossible(config.system.buffer, pick_device(config.system.device), config.system.compress)
         try:
             refuse_unfit(config, teacher, self._announce)
         except UserError as error:

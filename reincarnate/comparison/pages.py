@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reincarnate.comparison.cells import SHARES, Method
+from reincarnate.comparison.cells import SHARES, Method, short_names
 from reincarnate.comparison.document import interval
 from reincarnate.report.page import document as html_document
 from reincarnate.report.page import note, number, picture, section, sentences, table
@@ -47,6 +47,7 @@ _NOTES = {
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
     """Every table that has a row."""
+    document = _with_origins(document)
     found = [
         _table("Teachers", _TEACHERS, document["teachers"], may_be_empty="human-normalised"),
         _summary(document),
@@ -57,6 +58,16 @@ def tables(document: Mapping[str, Any]) -> list[Table]:
         _table("Cells", _CELLS, document["cells"]),
     ]
     return [each for each in found if each[2]]
+
+
+def _with_origins(document: Mapping[str, Any]) -> dict[str, Any]:
+    """With the name in tables of every row's teacher: ``origin``."""
+    names = short_names([teacher["ref"] for teacher in document["teachers"]])
+    parts = {"teachers": "ref", "summary": "teacher", "cells": "teacher"}
+    return dict(document) | {
+        part: [dict(row) | {"origin": names.get(row[key]) or short_path(row[key])} for row in document[part]]
+        for part, key in parts.items()
+    }
 
 
 def page(document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
@@ -77,7 +88,7 @@ def page(document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
 
 
 _TEACHERS: Columns = {
-    "teacher": lambda teacher: short_path(teacher["ref"]),
+    "teacher": lambda teacher: teacher["origin"],
     "environment": lambda teacher: teacher["env"],
     "G_T": lambda teacher: number(teacher["return"]["mean"]),
     "95 % interval": lambda teacher: "[{}, {}]".format(*map(number, teacher["return"]["ci95"])),
@@ -112,7 +123,7 @@ _REFERENCES: Columns = {
     "last return": lambda each: number(each["last_return"]),
 }
 _CELLS: Columns = {
-    "cell": lambda cell: Method.of(cell).name,
+    "cell": lambda cell: f"{Method.of(cell).learner} {'from ' if cell['teacher'] else ''}{cell['origin']}",
     "environment": lambda cell: cell["env"],
     "seed": lambda cell: str(cell["seed"]),
     "status": lambda cell: cell["status"] + (f": {cell['error']}" if cell["error"] else ""),
@@ -184,7 +195,7 @@ def _done(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[Mapping[s
 
 
 def _method(row: Mapping[str, Any]) -> tuple[str, str]:
-    return Method.of(row).learner, short_path(row["teacher"]) if row["teacher"] else "from scratch"
+    return Method.of(row).learner, row["origin"]
 
 
 def _mean(cells: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -310,7 +310,7 @@ def profiles_figure(
             lw=1.8,
             label=look.label,
         )
-    axes.set_xlabel(_plain(f"score (0: random play, 1: {_one(scales)})"))
+    axes.set_xlabel(_plain(_score(scales), 2 * _COLUMN_LETTERS))
     axes.set_ylabel("share of runs with a higher score")
     axes.set_ylim(-0.03, 1.03)
     style(axes)
@@ -361,9 +361,12 @@ def _write_cell(axes: Axes, row: int, column: int, summary: Mapping[str, Any]) -
 # ---------------------------------------------------------------- words
 
 
-def _one(scales: Mapping[str, Scale]) -> str:
+def _score(scales: Mapping[str, Scale]) -> str:
+    if any(scale.raw_returns for scale in scales.values()):
+        return "score (the raw return)"
     names = {short_path(scale.one_is) for scale in scales.values()}
-    return names.pop() if len(names) == 1 else "the strongest teacher of each environment"
+    one = names.pop() if len(names) == 1 else "the strongest teacher (or a human) of each environment"
+    return f"score (0: random play, 1: {one})"
 
 
 def _plain(text: str, letters: int = 60) -> str:

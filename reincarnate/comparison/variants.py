@@ -12,7 +12,7 @@ from typing import Any
 
 from reincarnate.comparison.cells import Outcome, grouped, numbered
 from reincarnate.errors import UserError
-from reincarnate.report.page import flat
+from reincarnate.report.page import settings_read
 from reincarnate.report.rundir import short_path
 
 #: Settings that do not change what a run learns: where it runs, how well and how often it is measured.
@@ -70,11 +70,13 @@ def other_rules(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _with_variants(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    names = {
-        id(outcome): name
-        for runs in grouped(outcomes, lambda outcome: outcome.method.student).values()
-        for outcome, name in zip(runs, _variants(runs), strict=True)
-    }
+    names: dict[int, str | None] = {}
+    for runs in grouped(outcomes, lambda outcome: outcome.method.student).values():
+        found = _variants(runs)
+        # A cell that has no run yet is of the variant that its comparison's other cells are of.
+        beside = {(run.method, run.run.parent): name for run, name in zip(runs, found, strict=True) if name}
+        for run, name in zip(runs, found, strict=True):
+            names[id(run)] = name if run.data else beside.get((run.method, run.run.parent))
     return [
         replace(outcome, method=replace(outcome.method, variant=names[id(outcome)])) for outcome in outcomes
     ]
@@ -91,13 +93,16 @@ def _variants(runs: Sequence[Outcome]) -> list[str | None]:
 
 
 def _settings(run: Outcome) -> dict[str, str]:
+    """What the student reads; of the environment as it was, not as far as it was given."""
     if run.data is None:
         return {}
-    return {
-        name: short_path(str(value))
-        for name, value in flat(run.data.config)
-        if name not in _NO_VARIANT and not name.startswith(_NO_VARIANT_PARTS)
-    }
+    rules, settings = run.data.env, {}
+    for name, value in settings_read(run.data):
+        part, _, leaf = name.rpartition(".")
+        known = name in _NO_VARIANT or name.startswith(_NO_VARIANT_PARTS)
+        if not known and (run.data.reincarnated or name != "evaluate.teacher_act"):
+            settings[name] = str(rules.get(leaf, value) if part == "env" else value)
+    return settings
 
 
 def _varied(runs: Sequence[Outcome], settings: Sequence[Mapping[str, str]]) -> list[str]:
@@ -127,7 +132,7 @@ def _titles(variants: Sequence[tuple[tuple[str, str], ...]]) -> dict[tuple[tuple
     """``offline.updates=500``; of many settings the first few, and a number where those are the same."""
     short = []
     for variant in variants:
-        named = [f"{name}={value}" for name, value in variant[:_NAMED_SETTINGS]]
+        named = [f"{name}={short_path(value)}" for name, value in variant[:_NAMED_SETTINGS]]
         more = len(variant) - len(named)
         short.append(", ".join(named) + (f" and {more} more" if more else ""))
     return dict(zip(variants, numbered(short), strict=True))
@@ -139,52 +144,56 @@ def _titles(variants: Sequence[tuple[tuple[str, str], ...]]) -> dict[tuple[tuple
 def _with_one_reference(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """One policy that was named in two ways is one teacher, by its first name."""
     _refuse_one_name(outcomes)
-    first: dict[tuple[str, str], str] = {}
-    names: dict[tuple[str, str], str] = {}
-    for outcome in outcomes:
-        if outcome.data is not None and outcome.method.teacher is not None:
-            name = first.setdefault((_policy(outcome), outcome.env), outcome.method.teacher)
-            names[outcome.method.teacher, outcome.env] = name
-    renamed = []
-    for outcome in outcomes:
-        ref = outcome.method.teacher
-        method = (
-            replace(outcome.method, teacher=names.get((ref, outcome.env), ref)) if ref else outcome.method
-        )
-        renamed.append(replace(outcome, method=method))
+    first: list[Outcome] = []
+    names: dict[tuple[str | None, str], str | None] = {}
+    for outcome in _taught(outcomes):
+        same = next((each for each in first if _same_policy(each, outcome)), None)
+        if same is None:
+            first.append(outcome)
+        names[outcome.method.teacher, outcome.env] = (same or outcome).method.teacher
+    renamed = [
+        replace(each, method=replace(each.method, teacher=names.get(key, each.method.teacher)))
+        for each in outcomes
+        for key in [(each.method.teacher, each.env)]
+    ]
     _refuse_two_rules(renamed)
     return renamed
 
 
-def _policy(outcome: Outcome) -> str:
-    """What tells one policy from another; the file's own hash in runs that do not know the policy's."""
-    assert outcome.data is not None
-    known = (outcome.data.teacher or {}).get("policy_sha256")
-    return str(known or outcome.data.result["teacher"]["sha256"])
+def _taught(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [each for each in outcomes if each.data is not None and each.method.teacher is not None]
+
+
+def _same_policy(one: Outcome, other: Outcome) -> bool:
+    """One file, and the same statistics of observations beside it as far as the runs know them."""
+    files, policies = set(), set()
+    for outcome in (one, other):
+        assert outcome.data is not None
+        files.add(outcome.data.result["teacher"]["sha256"])
+        policies.add((outcome.data.teacher or {}).get("policy_sha256"))
+    return one.env == other.env and len(files) == 1 and len(policies - {None}) <= 1
 
 
 def _refuse_one_name(outcomes: Sequence[Outcome]) -> None:
     """Two teachers of one reference (``./model.pt`` of two folders) would become one."""
-    known: dict[tuple[str, str], Outcome] = {}
-    for outcome in outcomes:
-        if outcome.data is not None and outcome.method.teacher is not None:
-            first = known.setdefault((outcome.method.teacher, outcome.env), outcome)
-            if _policy(first) != _policy(outcome):
-                raise UserError(
-                    f"{outcome.method.teacher} is another file in {outcome.run} than in {first.run}; "
-                    "report the runs of each teacher apart"
-                )
+    known: dict[tuple[str | None, str], Outcome] = {}
+    for outcome in _taught(outcomes):
+        first = known.setdefault((outcome.method.teacher, outcome.env), outcome)
+        if not _same_policy(first, outcome):
+            raise UserError(
+                f"{outcome.method.teacher} is another policy in {outcome.run} than in {first.run}; "
+                "report the runs of each teacher apart"
+            )
 
 
 def _refuse_two_rules(outcomes: Sequence[Outcome]) -> None:
     """Games of a greedy teacher and of an exploring one have no common mean."""
-    known: dict[tuple[str, str], Outcome] = {}
-    for outcome in outcomes:
-        if outcome.data is not None and outcome.method.teacher is not None:
-            first = known.setdefault((outcome.method.teacher, outcome.env), outcome)
-            one, other = (each.data and each.data.result["teacher"]["act"] for each in (first, outcome))
-            if one != other:
-                raise UserError(
-                    f"{outcome.method.teacher} was measured with {one} in {first.run} and with {other} in "
-                    f"{outcome.run}; report them apart"
-                )
+    known: dict[tuple[str | None, str], Outcome] = {}
+    for outcome in _taught(outcomes):
+        first = known.setdefault((outcome.method.teacher, outcome.env), outcome)
+        one, other = (each.data and each.data.result["teacher"]["act"] for each in (first, outcome))
+        if one != other:
+            raise UserError(
+                f"{outcome.method.teacher} was measured with {one} in {first.run} and with {other} in "
+                f"{outcome.run}; report them apart"
+            )

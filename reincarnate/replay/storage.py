@@ -104,10 +104,7 @@ def choose(asked: str, sizes: Sizes, room: Room, device: torch.device, compressi
     Raises:
         UserError: what was asked for does not fit, or nothing does.
     """
-    if asked not in ("auto", "ram", "cuda", "disk"):
-        raise UserError(f"no buffer {asked!r}; use auto, ram, cuda or disk")
-    if asked == "cuda" and device.type != "cuda":
-        raise UserError(f"--buffer cuda needs a CUDA learner, and the device is {device}; use --buffer auto")
+    refuse_impossible(asked, device, compression)
     if compression != "none":
         return _packed(asked, sizes, room, compression)
     if asked != "auto":
@@ -124,12 +121,24 @@ def choose(asked: str, sizes: Sizes, room: Room, device: torch.device, compressi
     )
 
 
-def _packed(asked: str, sizes: Sizes, room: Room, compression: Compression) -> Choice:
-    if asked not in ("auto", "ram"):
+def refuse_impossible(asked: str, device: torch.device, compression: Compression) -> None:
+    """Refuse what no size would make possible.
+
+    Raises:
+        UserError: no such buffer, none on this device, none with this compression.
+    """
+    if asked not in ("auto", "ram", "cuda", "disk"):
+        raise UserError(f"no buffer {asked!r}; use auto, ram, cuda or disk")
+    if asked == "cuda" and device.type != "cuda":
+        raise UserError(f"--buffer cuda needs a CUDA learner, and the device is {device}; use --buffer auto")
+    if compression != "none" and asked not in ("auto", "ram"):
         raise UserError(
             f"system.compress={compression} is for buffers in memory, not --buffer {asked}; "
             "leave one of them out"
         )
+
+
+def _packed(asked: str, sizes: Sizes, room: Room, compression: Compression) -> Choice:
     needed = sizes.packed or sizes.memory
     if not _within(needed, room.memory, 1.0):
         raise _too_large(f"the replay buffer, compressed with {compression},", needed, room.memory, "memory")

@@ -159,6 +159,16 @@ def _refuse_damaged(data: RunData) -> None:
         sound = False
     if not sound:
         raise UserError(f"{data.directory / 'result.json'} is damaged: a part is missing or of another type")
+    if data.config.get("student") != result["student"]["name"]:
+        raise UserError(
+            f"{data.directory / 'config.json'} is damaged: it is not that of the result beside it"
+        )
+    if result["teacher"] and (data.teacher or {}).get("sha256") != result["teacher"]["sha256"]:
+        raise UserError(
+            f"{data.directory / 'teacher.json'} is damaged: it is not that of the result beside it"
+        )
+    if any(each.phase not in ("offline", "online") for each in data.curves.evaluations):
+        raise UserError(f"{data.directory / 'curves.json'} is damaged: an evaluation in an unknown phase")
 
 
 def short_path(text: str) -> str:
