@@ -6,7 +6,7 @@ runs have other settings too, each set of them is a method of its own: a *varian
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,12 +130,18 @@ def _varied(runs: Sequence[Outcome], settings: Sequence[Mapping[str, str]]) -> l
 
 def _titles(variants: Sequence[tuple[tuple[str, str], ...]]) -> dict[tuple[tuple[str, str], ...], str]:
     """``offline.updates=500``; of many settings the first few, and a number where those are the same."""
-    short = []
-    for variant in variants:
-        named = [f"{name}={short_path(value)}" for name, value in variant[:_NAMED_SETTINGS]]
-        more = len(variant) - len(named)
-        short.append(", ".join(named) + (f" and {more} more" if more else ""))
-    return dict(zip(variants, numbered(short), strict=True))
+    short = [_title(variant, short_path) for variant in variants]
+    titles = [
+        title if short.count(title) == 1 else _title(variant, str)
+        for variant, title in zip(variants, short, strict=True)
+    ]
+    return dict(zip(variants, numbered(titles), strict=True))
+
+
+def _title(variant: tuple[tuple[str, str], ...], told: Callable[[str], str]) -> str:
+    named = [f"{name}={told(value)}" for name, value in variant[:_NAMED_SETTINGS]]
+    more = len(variant) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 # ---------------------------------------------------------------- teachers
