@@ -184,3 +184,19 @@ def test_going_on_with_no_job_is_refused(jobs: int, tmp_path: Path) -> None:
 def test_shares_of_gpus_are_numbers(gpus: float) -> None:
     with pytest.raises(UserError, match="--gpus-per-cell"):
         Launch(gpus_per_cell=gpus)
+
+
+def test_a_report_goes_nowhere_that_holds_something_else(tmp_path: Path) -> None:
+    run, other = make_run(tmp_path / "a", 50.0), make_run(tmp_path / "b", 40.0, seed=2)
+    (tmp_path / "file").write_text("mine")
+    for out, line in ((run, r"a holds a run; choose another --out"), (tmp_path / "file", "is not a folder")):
+        with pytest.raises(UserError, match=line):
+            report_runs([run, other], out)
+    assert not (run / "compare.json").exists()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", 50.0)
+    with pytest.raises(UserError, match=r"runs is no run but holds some; name them, e\.g\. .*runs/a"):
+        report_runs([tmp_path / "runs"], tmp_path / "out")

@@ -174,7 +174,9 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     """
     outcomes: list[Outcome] = []
     paths = [Path(folder) for folder in folders]
+    where = _report_folder(paths, out)
     _refuse_twice(paths)
+    _refuse_folders_of_runs(paths)
     ours = (GRID_FILE, "result.json")
     logs = [path for path in paths if not any((path / name).exists() for name in ours) and is_log(path)]
     runs = [path for path in paths if path not in logs]
@@ -187,8 +189,6 @@ def report_runs(folders: Sequence[Path | str], out: Path | str | None = None) ->
     _refuse_copies(outcomes)
     outcomes = told_apart(outcomes)
     references = read_references(logs, {outcome.env for outcome in outcomes})
-    single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
-    where = Path(out) if out is not None else paths[0] if single else Path("report")
     where.mkdir(parents=True, exist_ok=True)
     return _write(where, outcomes, {}, references)
 
@@ -235,6 +235,25 @@ def _texts(what: str, given: Sequence[str]) -> list[str]:
 def _check_jobs(jobs: int | None) -> None:
     if jobs is not None and (jobs < 1 or int(jobs) != jobs):
         raise UserError(f"a comparison takes at least one job, got --jobs {jobs}")
+
+
+def _report_folder(paths: Sequence[Path], out: Path | str | None) -> Path:
+    """Where a report of ``paths`` goes: nowhere that holds something else."""
+    single = len(paths) == 1 and (paths[0] / GRID_FILE).is_file()
+    where = Path(out) if out is not None else paths[0] if single else Path("report")
+    if where.exists() and not where.is_dir():
+        raise UserError(f"{where} is not a folder; choose another --out")
+    if (where / "result.json").exists():
+        raise UserError(f"{where} holds a run; choose another --out")
+    return where
+
+
+def _refuse_folders_of_runs(paths: Sequence[Path]) -> None:
+    """A folder that holds runs beside each other is easily taken for one."""
+    for path in paths:
+        runs = sorted(each.parent.name for each in path.glob("*/result.json"))
+        if runs and not (path / "result.json").exists():
+            raise UserError(f"{path} is no run but holds some; name them, e.g. {path / runs[0]}")
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
