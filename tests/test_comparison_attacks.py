@@ -15,11 +15,13 @@ from reincarnate.comparison.cells import of_grid, of_runs
 from reincarnate.comparison.document import build
 from reincarnate.comparison.grid import Grid
 from reincarnate.errors import UserError
-from reincarnate.launching.cell import Cell, cell_folder
+from reincarnate.launching.cell import Cell, cell_folder, state_of
 from reincarnate.launching.choice import Launch
 from reincarnate.report import read_run
+from reincarnate.runner import Run
 
 from compared_runs import make_run
+from small_runs import quiet
 
 
 def edit(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -200,3 +202,12 @@ def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", 50.0)
     with pytest.raises(UserError, match=r"runs is no run but holds some; name them, e\.g\. .*runs/a"):
         report_runs([tmp_path / "runs"], tmp_path / "out")
+
+
+def test_a_cell_that_has_lost_its_configuration_is_told_so(tmp_path: Path) -> None:
+    """Started anew, it was refused for the README.md that stands in its way."""
+    run = make_run(tmp_path / "run", 50.0, status="stopped")
+    (run / "config.json").unlink()
+    assert state_of(run) == "begun"
+    with pytest.raises(UserError, match=r"run has lost its config\.json; put it back or start a new run"):
+        Run.resume(run, quiet())

@@ -32,8 +32,8 @@ def cell_folder(folder: Path, cell: Cell) -> Path:
 
 def state_of(run: Path) -> State:
     """Whether a cell has not begun, has begun, or is finished, told by its run directory alone."""
-    if not (run / "config.json").exists():
-        return "new"
+    if not (run / "config.json").exists():  # a run that has lost it is told so when it is resumed
+        return "begun" if (run / "result.json").exists() else "new"
     try:
         status = files.read_json(run / "result.json").get("status")
     except (UserError, AttributeError):
